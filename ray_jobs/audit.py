@@ -29,8 +29,7 @@ from pipeline.audit.reconcile import (
 )
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged, withdraw_refused
-from pipeline.audit.review import read_review
-from pipeline.audit.scored import Scored, check_budget, note_review, read_scored, without_reviewed
+from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Answering, Each, damaged_answers, select_all
 from pipeline.audit.status import Counts, Status, StatusFile, final_state, forget_finished, read_status
 from pipeline.audit.summary import Summary, exit_code_of
@@ -138,13 +137,11 @@ def run_plan(
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
         return Outcome(earlier.status, earlier.report)
-    review = read_review(store, plan.config)
     with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
         types = read_arithmetic(store)
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
-        scored = note_review(scored, review)
         claim = claim_of(config, scored, plan.limit, reporter.say)
         how = Answering(texts=texts, reread=reread, say=reporter.say, claim=claim)
         summaries = select_all(config, scored, plan.limit, fold, how)
@@ -227,7 +224,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
     with keys_withdrawn(plan.config.models), scoring(plan, reporter) as (scored, status, *_):
-        evaluated = worded(evaluate_scores(plan.config, without_reviewed(scored, None), plan.limit))
+        evaluated = worded(evaluate_scores(plan.config, scored, plan.limit))
         page = write_evaluation(scored.store, evaluated)
         status.write("complete", ExitCode.DONE)
     return evaluated.evaluation, page

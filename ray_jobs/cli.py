@@ -285,6 +285,8 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if message.startswith("No such command"):
         name = next((argument for argument in given if not argument.startswith("-")), "")
+        if (left := retired("command", name)) is not None:
+            return left
         names = sorted(one.name or one.callback.__name__ for one in app.registered_commands if one.callback)
         meant = _MEANT.get(name, f"plan {name}" if name.endswith((".yaml", ".yml")) else None)
         if meant is not None:

@@ -50,7 +50,6 @@ OUTPUT_HELP = "Output folder, used for nothing else: local path or fsspec URL."
 INPUT_HELP = "File or folder with the documents: Parquet, JSONL (.gz, .zst), CSV, .txt."
 OUT_HELP = "Output folder, used for nothing else, for public/, private/ and commitment.json. Nothing is overwritten."
 BUNDLE_HELP = "File to write: local path or fsspec URL. Default: RUN.bundle. Nothing is overwritten."
-REVIEW_HELP = "CSV file to write: local path or fsspec URL. Default: RUN-review.csv. Nothing is overwritten."
 COMMITMENT_HELP = "commitment.json of seenset mark, against which indices and versions are checked."
 TEXTS_HELP = "Include the texts of the scored documents in the bundle."
 SEED_HELP = "Secret number below 2**256 that seeds all draws. Default: drawn and written to private/seed.json."
@@ -164,20 +163,6 @@ def verdict(
     terminal.show(json_, answer.plain(), terminal.print_verdict, answer)
     if fail_if_trained and answer.exit_code:
         raise typer.Exit(int(answer.exit_code))
-
-
-def review(
-    run: RunPath,
-    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help=REVIEW_HELP)] = None,
-    json_: AsJson = False,
-    no_text: NoText = False,
-) -> None:
-    """Write the unseen documents with the highest scores to a CSV file, in which you mark those trained on."""
-    _check_run(run)
-    from ray_jobs.select import write_review_file
-
-    facts = write_review_file(run, out, not no_text)
-    terminal.show(json_, facts, terminal.print_review, facts)
 
 
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
@@ -444,5 +429,5 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     supervise(may_need_cluster(manifest.config.resources))
 
 
-COMMANDS = (retry, status, select, verdict, review, report, export, compare, joint, rank, series, mark, pack, verify)
+COMMANDS = (retry, status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
 """Commands, in the order of the help."""

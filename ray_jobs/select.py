@@ -13,12 +13,10 @@ from itertools import islice
 from typing import Any
 
 from pipeline.audit.description import build_config
-from pipeline.audit.for_review import list_for_review
 from pipeline.audit.history import answer_names
 from pipeline.audit.judge import judge_collection, judge_versions
 from pipeline.audit.manifest import read_run
-from pipeline.audit.review import read_review
-from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, note_review, read_scored
+from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, read_scored
 from pipeline.audit.select import Answering, check_training_keys, select_all
 from pipeline.audit.status import forget_finished, made_answer
 from pipeline.audit.summary import Summary
@@ -28,7 +26,6 @@ from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.report.page import rewrite_report, write_report
-from pipeline.report.wording.conclusion import NO_VERDICT
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -60,15 +57,11 @@ def select_again(
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
     changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
-    if config.corpus.unreviewed() == manifest.config.corpus.unreviewed():
-        changed.discard("corpus")
     refused = sorted(changed - {"selections", "overlap", "error_budget"})
     if refused:
         raise UserError(
-            "seenset select takes selections, overlap, error_budget and corpus.unseen.review; "
-            f"{', '.join(refused)} needs seenset run"
+            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
-    review = read_review(store, config)
     with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()
@@ -76,7 +69,6 @@ def select_again(
         check_training_keys(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
-        scored = note_review(scored, review)
         claim = claim_of(config, scored, manifest.limit, say)
         fold = fold_of(store, True)
         how = Answering("select", texts, say=say, claim=claim)
@@ -99,8 +91,6 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
             them.
     """
     with _answered(run) as (config, scored, limit):
-        if scored.review is not None and scored.review.documents:
-            raise UserError(NO_VERDICT)
         check_budget(config, scored)
         fold = fold_of(scored.store, True)
         if config.corpus.versions is None:
@@ -128,42 +118,21 @@ def write_bundle(run: str, out: str | None, texts: bool) -> dict[str, Any]:
     Raises:
         UserError: the errors of `give_verdict` for the run, an existing file, or an answer that no bundle can hold.
     """
-    with _new_file(run, out, ".bundle", "bundle") as (name, write), _answered(run) as (config, scored, _):
+    with _new_bundle(run, out) as (name, write), _answered(run) as (config, scored, _):
         data = pack_run(config, scored, fold_of(scored.store, True), texts)
         write(data)
     return {"bundle": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
-def write_review_file(run: str, out: str | None, texts: bool) -> dict[str, Any]:
-    """List the unseen documents of a finished run with the highest scores in a file for a review.
-
-    Args:
-        run: the run directory, a local path or an fsspec URL.
-        out: the file; by default the name of the run with `-review.csv`.
-        texts: whether it shows the beginning of the documents.
-
-    Returns:
-        file, number of documents and detector of the list.
-
-    Raises:
-        UserError: not a finished run, no review_count, too few documents, another list than before, or an existing
-            file.
-    """
-    with _new_file(run, out, "-review.csv", "review") as (name, write), _answered(run) as (config, scored, _):
-        listed, rows = list_for_review(config, scored, fold_of(scored.store, True), texts)
-        write(rows)
-    return {"file": name, "count": listed.count, "detector": listed.detector}
-
-
 @contextmanager
-def _new_file(run: str, out: str | None, suffix: str, kind: str) -> Iterator[tuple[str, Callable[[bytes], None]]]:
+def _new_bundle(run: str, out: str | None) -> Iterator[tuple[str, Callable[[bytes], None]]]:
     """The name of a new file, and a function that writes it."""
-    name = out or f"{os.path.basename(Store(run).root) or 'run'}{suffix}"
+    name = out or f"{os.path.basename(Store(run).root) or 'run'}.bundle"
     folder, base = os.path.split(name)
     if not base:
-        raise UserError(f"{name} is a folder: name the file of the {kind}")
+        raise UserError(f"{name} is a folder: name the file of the bundle")
     place = Store(folder or ".")
-    taken = f"{name} exists already, and a {kind} overwrites nothing: name another file"
+    taken = f"{name} exists already, and a bundle overwrites nothing: name another file"
     if place.exists(base):
         raise UserError(taken)
 

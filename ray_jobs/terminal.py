@@ -409,12 +409,6 @@ def print_bundle(facts: dict[str, Any]) -> None:
     print_line(f"next: seenset verify {facts['bundle']}")
 
 
-def print_review(facts: dict[str, Any]) -> None:
-    """Print the file that `seenset review` wrote, and the next step."""
-    print_line(f"review: {facts['file']} ({facts['count']:,} unseen documents with the highest {facts['detector']})")
-    print_line("next: fill in trained_on with yes, no or unsure, and name the file in corpus.unseen.review")
-
-
 def print_verification(verification: BundleVerification) -> None:
     """Print the results of checking a bundle, one line per statement."""
     for finding in verification.findings:

@@ -178,11 +178,6 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
             raise UserError(
                 f"{where}: procedure {name} needs a signed statistic such as knockoff; {column} has one sign"
             )
-        if procedure_of(name).signed and config.corpus.review[1] is not None:
-            raise UserError(
-                f"{where}: procedure {name} tests its signs on all unseen documents, and corpus.unseen.review removes "
-                "some by their scores; leave the review or the selection out"
-            )
 
 
 FROM_TEXT = ("samia", "samia_zlib", "coverage", "cdd")

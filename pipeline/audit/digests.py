@@ -28,7 +28,6 @@ from pipeline.audit.records import (
     read_record,
     write_record,
 )
-from pipeline.audit.review import REVIEWED_FILE
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written, not_of_answer
@@ -45,7 +44,7 @@ _OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTE
 """Files that answers depend on and `seenset select` does not write, each with its remedy."""
 
 
-_MAY_BE_MISSING = (DUPLICATES, REVIEWED_FILE)
+_MAY_BE_MISSING = (DUPLICATES,)
 """Files of the run that are read only where they exist."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ from pipeline.audit.manifest import (
 from pipeline.audit.plan import Plan, describe_model, digest_of_sources
 from pipeline.audit.records import FINISHED_FILE, MANIFEST_FILE, SHARDS_FILE, VersionedRecord, opened, write_record
 from pipeline.audit.repair import Stamps, check_documents_read
-from pipeline.audit.review import content_of_review
 from pipeline.audit.scored import Each, Scored, each_in_turn
 from pipeline.audit.status import Status
 from pipeline.config.yaml import build
@@ -159,12 +157,6 @@ def _check_layout(plan: Plan, before: Manifest, store: Store) -> None:
     if before.limit != plan.limit:
         extent = wording.extent(before.limit)
         raise UserError(f"run {store.url} was planned for {extent}; use the same --limit or another run directory")
-    counts = [config.corpus.review[0] for config in (before.config, plan.config)]
-    if counts[0] != counts[1]:
-        raise UserError(
-            f"run {store.url} was started with corpus.unseen.review_count {counts[0]}, now {counts[1]}: it is fixed "
-            "before the first score; use another run directory"
-        )
     for key in ("shard_bytes", "shard_documents"):
         was, now = getattr(before.config.resources, key), getattr(plan.config.resources, key)
         if was != now:
@@ -293,6 +285,4 @@ def _question(plan: Plan, flags: Sequence[bool]) -> str:
     shards = [{key: value for key, value in shard.to_dict().items() if key != "first_row"} for shard in plan.shards]
     config = plan.config.model_dump(mode="json", by_alias=True)
     stamps = [entry.stamp for entry in plan.inputs]
-    content = content_of_review(plan.config)
-    review = [] if content is None else [hashlib.sha256(content).hexdigest()]
-    return json_digest([config, plan.limit, list(flags), versions(), shards, stamps, *review])
+    return json_digest([config, plan.limit, list(flags), versions(), shards, stamps])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.audit.allocation import KEYS_SCHEMA
 from pipeline.audit.overlap import KnownTexts, SharedTexts, find_shared, repeated_ids, shared_error
-from pipeline.audit.records import DUPLICATES, KEYS_FILE, read_record, write_record
-from pipeline.audit.review import REVIEWED_FILE, Reviewed
+from pipeline.audit.records import DUPLICATES, KEYS_FILE
 from pipeline.audit.summary import OverlapDiagnostic
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import NEAR_SHARE, ROLES, Role
@@ -27,7 +25,7 @@ from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.report.wording.documents import LEFT_OUT
-from pipeline.report.wording.files import REPEATED_ID, answered_by
+from pipeline.report.wording.files import REPEATED_ID
 from pipeline.selection.passes import Batch
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages import SCORING
@@ -113,16 +111,13 @@ class Scored:
     shards: dict[str, Shard]
     duplicates: dict[str, np.ndarray]  # shard -> positions in its score file of rows that repeat an id
     finetuned: dict[str, np.ndarray]  # shard of a known role -> positions of documents that adapters were trained on
-    review: Reviewed | None = None
-    reviewed: dict[str, np.ndarray] = field(default_factory=dict)
-    """Shard of unseen documents -> positions of those that the review confirmed as trained on."""
 
     def of(self, role: str) -> list[Receipt]:
         """The receipts of one role, in order."""
         return [receipt for receipt in self.receipts if receipt.role == role]
 
     def table(self, receipt: Receipt, columns: Sequence[str], finetuned: bool = False) -> pa.Table:
-        """A score shard without repeated ids and reviewed documents; with training documents only if `finetuned`."""
+        """A score shard without repeated ids; with training documents only if `finetuned`."""
         table, dropped = read_filed(self.store, receipt, columns), self._dropped(receipt, finetuned)
         return table if not dropped.size else table.filter(pa.array(~np.isin(np.arange(len(table)), dropped)))
 
@@ -131,7 +126,7 @@ class Scored:
         return receipt.n_scored - self._dropped(receipt, finetuned).size
 
     def _dropped(self, receipt: Receipt, finetuned: bool) -> np.ndarray:
-        kinds = (self.duplicates, {} if finetuned else self.finetuned, self.reviewed)
+        kinds = (self.duplicates, {} if finetuned else self.finetuned)
         rows = [kind[receipt.shard] for kind in kinds if receipt.shard in kind]
         return np.unique(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
 
@@ -246,27 +241,7 @@ def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR
         duplicates.update(_duplicates(store, scored.of(role)))
     scored = replace(scored, duplicates=duplicates)
     _write_duplicates(scored)
-    return without_reviewed(scored, read_record(store, REVIEWED_FILE, Reviewed, answered_by(store.url)))
-
-
-def without_reviewed(scored: Scored, review: Reviewed | None) -> Scored:
-    """The same score shards without the unseen documents that a review removes; earlier removals are discarded."""
-    positions = {}
-    if review is not None and review.documents:
-        removed = pa.array(review.documents, pa.string())
-        for receipt in scored.of("unseen"):
-            ids = read_filed(scored.store, receipt, ["doc_id"])["doc_id"].cast(pa.string())
-            positions[receipt.shard] = np.flatnonzero(pc.is_in(ids, value_set=removed).to_numpy())
-    return replace(scored, review=review, reviewed=positions)
-
-
-def note_review(scored: Scored, review: Reviewed | None) -> Scored:
-    """Record the documents that a review removes from calibration; returns the score shards without them."""
-    if review is None:
-        scored.store.remove(REVIEWED_FILE)
-    else:
-        write_record(scored.store, REVIEWED_FILE, review)
-    return without_reviewed(scored, review)
+    return scored
 
 
 def _finetuned(store: Store, receipts: Sequence[Receipt], near_copies: float) -> dict[str, np.ndarray]:

@@ -45,7 +45,6 @@ from pipeline.audit.records import (
     VERDICT_FILE,
     write_record,
 )
-from pipeline.audit.review import REVIEWED_FILE
 from pipeline.audit.scored import Each, Overlap, Scored, Span, batch_of, find_overlaps, find_span
 from pipeline.audit.selected import (
     STRENGTH,
@@ -90,7 +89,6 @@ _OF_RUN = (
     AUDITED_RECORD,
     KEYS_FILE,
     DUPLICATES,
-    REVIEWED_FILE,
     *(blind_file(role) for role in ROLES if role != "audit"),
     *(weights_record_file(role) for role in ROLES if role != "audit"),
 )
@@ -423,9 +421,7 @@ class _SelectionTask:
             weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
             checks |= {"blind": after, "weighting": weighting, "tail": None}
         diagnostics = diagnostics.model_copy(update=checks)
-        review = self.scored.review.review if self.scored.review is not None and role == "unseen" else None
-        removed = review is not None and review.n_removed > 0
-        alone = self.weights is None and not removed and not diagnostics.failures()
+        alone = self.weights is None and not diagnostics.failures()
         near, calibrating = (duplicates["audit"], duplicates[role]), self.blocks.calibrating
         checks = {
             "groups": group_diagnostic(selection, answer, role, documents["audit"].groups, calibrating, alone),
@@ -441,7 +437,7 @@ class _SelectionTask:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
         dependent = documents["audit"].groups.breaks_bounds or calibrating.breaks_bounds
         dependent |= breaks_bounds(near[0], *([near[1]] if selection.calibrate == "all" else []))
-        return (made.without_bound(GROUPED) if dependent else made).after_review(review)
+        return made.without_bound(GROUPED) if dependent else made
 
     def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:
         """Write the selected documents and the data of the report; SHA-256 of all files except the summary, by name."""

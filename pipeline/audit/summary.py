@@ -11,13 +11,11 @@ from pydantic import Field, model_validator
 from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
 from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
-from pipeline.audit.review import Review
 from pipeline.audit.words import LEAST_SHARED
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig, SeriesConfig
 from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
-from pipeline.report.wording.conclusion import NOT_BOUNDED, reviewed_assumption, reviewed_guarantee
 from pipeline.report.wording.files import answered_by
 from pipeline.report.wording.next_step import next_step
 from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
@@ -381,11 +379,6 @@ class Summary(Bounded, VersionedRecord):
     diagnostics: Diagnostics = Field(description="Checks of the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
-    review: Review | None = Field(
-        None,
-        exclude_if=lambda review: review is None,
-        description="The review of the calibration documents; left out where there was none.",
-    )
 
     @property
     def checked(self) -> bool:
@@ -407,43 +400,11 @@ class Summary(Bounded, VersionedRecord):
         """Notes on the guarantee for readers of the numbers, one line each; empty where nothing contradicts it."""
         weighting = self.diagnostics.weighting
         weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
-        if self.review is not None:
-            guaranteed = self.was_reviewed and self.conclusion != "contradicted"
-            weighed += [f"{self.review.sentence} {self.promise}" if guaranteed else self.review.sentence]
         if self.conclusion == "contradicted":
             return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
         if self.conclusion == "supported":
             return weighed
         return [unsettled(self.diagnostics.blind), *weighed]
-
-    @property
-    def was_reviewed(self) -> bool:
-        """Whether a review removed calibration documents."""
-        return self.review is not None and self.review.n_removed > 0
-
-    @property
-    def guarantee_of_procedure(self) -> GuaranteeKind:
-        """The guarantee of the procedure, regardless of a review."""
-        return self.guarantee if self.review is None else self.review.guarantee
-
-    def after_review(self, review: Review | None) -> Summary:
-        """The same answer with a review; if the review removed documents, with an approximate guarantee and no bound.
-
-        Bashari, Sesia and Romano 2025.
-        """
-        if review is None:
-            return self
-        made = self.model_copy(update={"review": review.model_copy(update={"guarantee": self.guarantee})})
-        if not made.was_reviewed:
-            return made
-        return made.without_bound(NOT_BOUNDED).model_copy(
-            update={
-                "guarantee": "heuristic",
-                "assumption": reviewed_assumption(self.assumption, review.n_removed),
-                "promise": reviewed_guarantee(self.alpha, self.n_calibration, self.guarantee == "finite-sample"),
-                "strict": replace(self.strict, guarantee="heuristic"),
-            }
-        )
 
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, with the reason."""

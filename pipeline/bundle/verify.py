@@ -22,7 +22,6 @@ from pipeline.audit.diagnostics import diagnose_scores, without_texts
 from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
-from pipeline.audit.review import Review
 from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Diagnostics, Summary, make_summary, series_place
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
@@ -215,8 +214,6 @@ class _Bundle:
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
-        if summary.review is not None:
-            yield Checked("stated", f"{about}, review", summary.review.sentence)
 
     def _answer(self, selection: SelectionConfig, slot: Slot | None) -> Verdict:
         """The answer of a selection from the scores."""
@@ -353,18 +350,17 @@ class _Bundle:
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         dependent = False
         if self.versions is None:
-            diagnostics, dependent = self._dependence(selection, recomputed, diagnostics, stated)
+            diagnostics, dependent = self._dependence(selection, recomputed, diagnostics)
         series = self.manifest.config.series
         place = {} if slot is None or series is None else {"series": series_place(slot, series)}
         counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
         made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).model_copy(update=place)
         if self.manifest.config.corpus.scores is not None:
             made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
-        made = made.without_bound(GROUPED) if dependent else made
-        return made if stated.get("review") is None else made.after_review(build(Review, dict(stated["review"])))
+        return made.without_bound(GROUPED) if dependent else made
 
     def _dependence(
-        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Diagnostics, stated: dict[str, Any]
+        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Diagnostics
     ) -> tuple[Diagnostics, bool]:
         """The checks of dependent documents, and whether these leave no bound.
 
@@ -375,9 +371,8 @@ class _Bundle:
         groups = self.scores.groups
         assert groups is not None
         audited, known = (GroupSizes.of_names(groups.take(pa.array(one))) for one in (self.roles["audit"], calibrating))
-        removed = (stated.get("review") or {}).get("n_removed")
         others = diagnostics.model_copy(update={"groups": None, "near_copies": None})
-        alone = answer.effective is None and not removed and not others.failures()
+        alone = answer.effective is None and not others.failures()
         dependent = audited.breaks_bounds or known.breaks_bounds
         checks: dict[str, Any] = {"groups": group_diagnostic(selection, answer, role, audited, known, alone)}
         if near is not None:

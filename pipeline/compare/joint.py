@@ -32,7 +32,7 @@ from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
-from pipeline.report.wording.conclusion import NO_JOINT, WARNING
+from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import JOINTLY, GuaranteeKind
 from pipeline.selection.joint import (
@@ -167,8 +167,6 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
                 f"{where} has calibration {summary.calibration}: a joint selection takes pooled or by_group, whose "
                 "p-values are valid on average over calibration sets"
             )
-        if summary.was_reviewed:
-            raise UserError(f"{where} {NO_JOINT}")
         if not procedure_of(summary.procedure).is_valid(reconformal=summary.guarantee == "finite-sample"):
             raise UserError(f"{where} is {summary.procedure}, whose p-values are not valid: set reconformal: true")
 

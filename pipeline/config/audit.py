@@ -164,8 +164,6 @@ class AuditConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> AuditConfig:
-        if self.series is not None and self.corpus.review[0] is not None:
-            raise ValueError("corpus.unseen.review and series: the error rate of a schedule holds for no reviewed scan")
         given_scores = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
             if any(given_scores) or any(isinstance(model, ScoredModel) for model in self.models):

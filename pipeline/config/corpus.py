@@ -284,19 +284,12 @@ class SourceConfig(Section):
         PLAIN.quoting, description="Quotes around fields of CSV files; none: every quote is part of a text."
     )
     versions: VersionsConfig | None = Field(None, description="Versions of each audited document, instead of `text`.")
-    review_count: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Number of the highest unseen scores that `seenset review` lists."
-    )
-    review: Annotated[str | None, Place.INPUT] = Field(None, description="The filled-in file of `seenset review`.")
-
     scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
         None, description="Columns of scores, instead of `model` and `detectors`."
     )
 
     @model_validator(mode="after")
     def _consistent(self) -> SourceConfig:
-        if self.review is not None and self.review_count is None:
-            raise ValueError("review goes with review_count, the number of documents that were listed for it")
         if (self.path is None) == (self.dataset is None):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
@@ -324,7 +317,7 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "review_count", "review", "scores", "tokens", "revision"):
+        for name in ("versions", "scores", "tokens", "revision"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
@@ -408,18 +401,12 @@ def _without(setting: str, reason: str) -> AfterValidator:
 
 
 NO_VERSIONS = _without("versions", "versions are of documents to audit, under corpus.audit: leave them out here")
-NO_REVIEW = _without(
-    "review_count", "review and review_count are of unseen documents, under corpus.unseen: leave them out here"
-)
 NO_TOKENS = _without(
     "tokens", "tokens are of documents that a model at hand scores, and these are trained on: give text"
 )
 
-UnseenSource = Annotated[SourceConfig, NO_VERSIONS]
-"""A source of documents without versions, with or without a review."""
-
-PlainSource = Annotated[UnseenSource, NO_REVIEW]
-"""A source of documents without versions and without a review."""
+PlainSource = Annotated[SourceConfig, NO_VERSIONS]
+"""A source of documents without versions."""
 
 TrainingSource = Annotated[PlainSource, NO_TOKENS]
 """A source of texts or pictures that models are trained on."""
@@ -439,12 +426,10 @@ class LabelledConfig(SourceConfig):
 class CorpusConfig(Section):
     """Documents to audit, and documents whose membership is known."""
 
-    audit: Annotated[SourceConfig, NO_REVIEW] | None = Field(
-        None, description="Documents to audit, for all commands but `evaluate`."
-    )
-    unseen: UnseenSource | None = Field(None, description="Documents that are not in the training data.")
+    audit: SourceConfig | None = Field(None, description="Documents to audit, for all commands but `evaluate`.")
+    unseen: PlainSource | None = Field(None, description="Documents that are not in the training data.")
     seen: PlainSource | None = Field(None, description="Documents that are in the training data.")
-    labelled: Annotated[LabelledConfig, NO_VERSIONS, NO_REVIEW] | None = Field(
+    labelled: Annotated[LabelledConfig, NO_VERSIONS] | None = Field(
         None, description="For `evaluate`, instead of the others: both kinds in one source, with labels."
     )
 
@@ -480,16 +465,6 @@ class CorpusConfig(Section):
     def versions(self) -> VersionsConfig | None:
         """The columns of versions of the audited documents; None if they have none."""
         return None if self.audit is None else self.audit.versions
-
-    @property
-    def review(self) -> tuple[int | None, str | None]:
-        """Number of unseen documents listed for a review, and the file with its result; None if not given."""
-        return (None, None) if self.unseen is None else (self.unseen.review_count, self.unseen.review)
-
-    def unreviewed(self) -> CorpusConfig:
-        """The same documents without the result of a review."""
-        unseen = None if self.unseen is None else self.unseen.model_copy(update={"review": None})
-        return self.model_copy(update={"unseen": unseen})
 
     @property
     def has_pictures(self) -> bool:

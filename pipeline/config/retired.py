@@ -18,12 +18,23 @@ OPTIONS: Mapping[str, str] = {
 }
 """By command and option."""
 
+COMMANDS: Mapping[str, str] = {
+    "review": "unseen documents have to be unseen; remove the others before the run",
+}
+
 SETTINGS: Mapping[str, str] = {
+    "corpus.unseen.review": "unseen documents have to be unseen; remove the others before the run",
+    "corpus.unseen.review_count": "unseen documents have to be unseen; remove the others before the run",
     "series.rule": "leave it out; each scan has its part of alpha, which was rule spend",
 }
 """By path, without positions in lists."""
 
-RETIRED: Mapping[str, Mapping[str, str]] = {"detector": DETECTORS, "option": OPTIONS, "setting": SETTINGS}
+RETIRED: Mapping[str, Mapping[str, str]] = {
+    "command": COMMANDS,
+    "detector": DETECTORS,
+    "option": OPTIONS,
+    "setting": SETTINGS,
+}
 """By kind."""
 
 

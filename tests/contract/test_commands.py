@@ -23,7 +23,7 @@ import seenset as interface
 
 Audit = Callable[..., Path]
 COMMANDS = {
-    "compare", "evaluate", "export", "init", "joint", "mark", "pack", "plan", "rank", "report", "retry", "review",
+    "compare", "evaluate", "export", "init", "joint", "mark", "pack", "plan", "rank", "report", "retry",
     "run", "schema", "select", "series", "status", "trial", "verdict", "verify",
 }  # fmt: skip
 

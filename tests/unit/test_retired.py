@@ -1,8 +1,11 @@
 """What 0.10 had and 1.0 has not is refused in one line that names what to do instead."""
 
+from typing import Any
+
 import pytest
 from commands import refusal, user_error
 
+from pipeline.audit.description import build_config
 from pipeline.config.retired import RETIRED
 from pipeline.detectors.registry import parse_detectors
 
@@ -19,3 +22,31 @@ def test_a_retired_option_is_refused_with_what_to_do(
 ) -> None:
     command, name = option.split()
     assert refusal(capsys, command, "any", name, "any") == f"seenset: option {option} left in 1.0: {instead}\n"
+
+
+@pytest.mark.parametrize(("command", "instead"), RETIRED["command"].items())
+def test_a_retired_command_is_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], command: str, instead: str
+) -> None:
+    assert refusal(capsys, command, "run") == f"seenset: command {command} left in 1.0: {instead}\n"
+
+
+@pytest.mark.parametrize(("path", "instead"), RETIRED["setting"].items())
+def test_a_retired_setting_is_refused_with_what_to_do(path: str, instead: str) -> None:
+    given = {
+        "run": "run",
+        "model": {"path": "model"},
+        "corpus": {"audit": {"path": "audit.jsonl"}, "unseen": {"path": "unseen.jsonl"}},
+        "detectors": ["loss"],
+        "series": {"ledger": "ledger"},
+        "selections": [{"name": "members", "detectors": ["loss"]}],
+    }
+    *sections, key = path.split(".")
+    section: Any = given
+    for name in sections:
+        section = section[name]
+    (section[0] if isinstance(section, list) else section)[key] = "any"
+    where = path.replace("selections.", "selections.0.")
+    assert user_error(build_config, given) in (
+        f"setting {path} left in 1.0: {instead}", f"setting {where} left in 1.0: {instead}",
+    )  # fmt: skip

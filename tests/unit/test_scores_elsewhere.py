@@ -147,16 +147,6 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     assert sum(row["p_value"] == 1.0 and row["loss"] is None for row in verdicts(folder, "bh")) == 7
 
 
-def test_a_column_called_shard_can_be_reviewed(tmp_path: Path) -> None:
-    given = small(tmp_path, [{**row, "shard": row["loss"]} for row in rows_of(40)], scores=["shard"], selections=[])
-    write_rows(tmp_path / "unseen.jsonl", [{"id": f"u{n}", "shard": n} for n in range(30)])
-    given["corpus"]["unseen"]["review_count"] = 2
-    folder = run(tmp_path, "run", given)
-    assert ended("review", folder, tmp_path / "review.csv") == 0
-    lines = (tmp_path / "review.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines[1:]] == ["u28", "u29"]
-
-
 @pytest.mark.parametrize(
     ("above", "higher", "advice"),
     [

@@ -221,7 +221,7 @@ def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:
 
 
 def test_a_p_value_of_the_verdict_is_shown_on_its_side_of_the_level() -> None:
-    common = {"p_values": [], "permutations": 9_999, "auc": 0.5, "blocks": "family", "n_mixed": 0, "differences": {}}
+    common = {"permutations": 9_999, "auc": 0.5, "blocks": "family", "n_mixed": 0, "differences": {}}
     sizes = dict.fromkeys(("n_audit", "n_unseen", "n_audit_blocks", "n_unseen_blocks"), 30)
     for count in [*range(480, 520), 2, 10_000]:
         p = count / 10_000

@@ -225,8 +225,6 @@ def _average(summary: Summary) -> str:
         return _average_of_series(summary, summary.series)
     if summary.guarantee == "finite-sample":
         return f"At most {alpha} of such a list is wrong, over repeated audits."
-    if summary.was_reviewed:
-        return f"At most about {alpha} / (1 - e) of such a list is wrong: a share e of the calibration is trained on."
     if summary.guarantee == "asymptotic":
         return f"At most about {alpha} of such a list is wrong, not guaranteed at this size."
     return f"No guarantee is proved: the target is {alpha} wrong, and the share can be higher."
@@ -245,7 +243,7 @@ def _this_list(summary: Summary) -> str:
     if not summary.n_selected:
         return f"It is empty; {shortest(summary)}." if summary.minimum_selectable > 1 else "It is empty."
     if bound is None:
-        dependent = ": documents depend on each other" if summary.bound_withheld and not summary.was_reviewed else ""
+        dependent = ": documents depend on each other" if summary.bound_withheld else ""
         return f"How many of these {summary.n_selected:,} are wrong is not bounded{dependent}."
     return f"{sentence(wrong_claim(summary, bound))}."
 
@@ -256,7 +254,7 @@ def _collection(summary: Summary) -> str:
         return f"Nothing is stated of the {summary.n_audit:,} audited documents."
     if bound is None:
         kind = "trained on" if summary.direction == "members" else "not trained on"
-        counted = summary.bound_withheld and summary.direction == "members" and not summary.was_reviewed
+        counted = summary.bound_withheld and summary.direction == "members"
         where = " by this selection; seenset verdict counts blocks" if counted else ""
         return f"How many of all {summary.n_audit:,} were {kind} is not bounded{where}."
     return f"{sentence(known_claim(summary, bound)).replace(' audited documents', ' audited')}."

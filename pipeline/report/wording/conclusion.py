@@ -1,4 +1,4 @@
-"""The conclusion of the checks of an answer, reasons for a missing bound, a review, and the answer in one line."""
+"""The conclusion of the checks of an answer, reasons for a missing bound, and the answer in one line."""
 
 from __future__ import annotations
 
@@ -20,22 +20,6 @@ UNCHECKED = "provided both groups are alike and their documents independent; thi
 
 ONLY_SCORES = "only scores were available"
 """Why no blind test was made for scores without texts."""
-
-NOT_BOUNDED = (
-    "This selection states no bound: calibration documents were removed after a review, and a bound requires that all "
-    "documents of the training data were found."
-)
-"""Why an answer has no bound after a review removed calibration documents."""
-
-NO_VERDICT = (
-    "the calibration documents of this run were reviewed, and the tests of seenset verdict have no stated level "
-    "there: seenset select without corpus.unseen.review comes first"
-)
-
-NO_JOINT = "removed calibration documents after a review: the error rate of a joint selection does not cover that"
-
-AS_CSV = "save it as CSV in UTF-8"
-CHANGED = "; a spreadsheet program changes what looks like a number or a date: read the columns as text"
 
 
 def assumption_in(units: str, assumption: str) -> str:
@@ -101,41 +85,3 @@ def scan(slot: int, horizon: int | None, level: float) -> str:
 def part_of_schedule(place: str, alpha: float) -> str:
     """The place of a scan, from `scan`, and its schedule."""
     return f"{place} of alpha {alpha:g}"
-
-
-def review_sentence(n_listed: int, n_reviewed: int, n_removed: int, detector: str) -> str:
-    """States how many calibration documents were listed, reviewed and removed."""
-    return (
-        f"Of the {n_listed:,} calibration documents with the highest scores ({detector}), {n_reviewed:,} were reviewed "
-        f"and {n_removed:,} removed, as confirmed to be in the training data."
-    )
-
-
-def reviewed_assumption(assumption: str, n_removed: int) -> str:
-    """The assumption after a review.
-
-    Args:
-        assumption: assumption of the procedure.
-        n_removed: number of documents that the review removed.
-    """
-    removed = "The removed document was" if n_removed == 1 else f"Each of the {n_removed:,} removed documents was"
-    rest = "apart from the share e of calibration documents that were trained on too"
-    return f"{removed} trained on; and, {rest}, {assumption[0].lower()}{assumption[1:]}"
-
-
-def reviewed_guarantee(alpha: float, n_calibration: int, proved: bool) -> str:
-    """The guarantee after a review (Bashari, Sesia and Romano 2025), which is only approximate.
-
-    Args:
-        alpha: alpha of the selection.
-        n_calibration: number of calibration documents after the review.
-        proved: whether the procedure has a finite-sample guarantee without a review.
-    """
-    kept = "" if proved else "If the procedure keeps alpha without a review: "
-    text = (
-        f"approximately, the expected share of wrong documents among the selected is at most alpha / (1 - e) with "
-        f"alpha = {alpha:g}. Here e is the share of documents of the training data that remain among the "
-        f"{n_calibration:,} calibration documents; it is not known. The share can be higher where a removed "
-        "document was not trained on."
-    )
-    return kept + text if kept else text[0].upper() + text[1:]

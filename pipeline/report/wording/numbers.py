@@ -40,7 +40,7 @@ def applied_in(summary: Summary) -> tuple[Procedure, bool]:
     """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
     options = Options(
         "storey" if "lambda" in summary.details else "bh",
-        summary.guarantee_of_procedure == "finite-sample",
+        summary.guarantee == "finite-sample",
         len(summary.detectors),
         "known_members" in summary.details,
     )

@@ -54,8 +54,6 @@ def _proof_clause(summary: Summary) -> str:
     """The clause of the first sentence for a selection without a bound on the share of wrong documents."""
     if summary.guarantee in ("finite-sample", "asymptotic") or not summary.n_selected:
         return ""
-    if summary.was_reviewed:
-        return ", with an error rate that is approximate at most"
     return ", by a procedure for which no guarantee is proved"
 
 
@@ -77,8 +75,6 @@ def _guarantee(summary: Summary) -> str:
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
     if summary.conclusion == "contradicted":
         return _void_guarantee(summary, share)
-    if summary.was_reviewed:
-        return f"{summary.promise} It rests on this: {summary.assumption}"
     own_words = calibration_of(summary.calibration).conditional or procedure_of(summary.procedure).per_list
     if summary.guarantee == "finite-sample" and own_words:
         return f"{summary.promise} It rests on this: {summary.assumption}"
@@ -179,8 +175,7 @@ def _empty_answer(summary: Summary) -> str:
             f" With {documents(summary.n_calibration)} for calibration {shortest(summary)}: fewer could not have been "
             "selected, however strong the evidence."
         )
-    plain = summary.guarantee == "finite-sample" or summary.was_reviewed
-    return text if plain else f"{text} {_strict_sentence(summary)}"
+    return text if summary.guarantee == "finite-sample" else f"{text} {_strict_sentence(summary)}"
 
 
 def _resolution_limit(summary: Summary) -> str:
@@ -211,7 +206,7 @@ def _doubts(summary: Summary) -> list[str]:
 
 
 def _cautions(summary: Summary) -> list[str]:
-    cautions = [] if summary.review is None else [summary.review.sentence]
+    cautions = []
     if (summary.n_selected or summary.bound) and summary.diagnostics.blind.ok is None:
         cautions.append(untested(summary))
     if summary.n_quarantined:
