@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cluster.inspection import Answer
 from pipeline.audit.machine import ActorShape, Node, places_on
+from pipeline.models.arithmetic import Processor
 from pipeline.models.devices import nominal_memory
 from pipeline.passes.budget import Card, Shape
 from pipeline.stages.base import least_budget
@@ -89,8 +90,9 @@ def _line(node: NodeReport, check: str, answer: Answer, expected: Expectation) -
 
 
 def _processor(facts: Mapping[str, Any], _: NodeReport, expected: Expectation) -> Verdict:
-    native = "bfloat16 is native" if facts["bfloat16"] else "bfloat16 is emulated, dtype auto takes float32"
-    value = f"{' '.join(facts['flags']) or 'no known flags'}: {native}"
+    native = Processor(flags=tuple(facts["flags"])).native
+    types = "bfloat16 is native" if native else "bfloat16 is emulated, dtype auto takes float32"
+    value = f"{' '.join(facts['flags']) or 'no known flags'}: {types}"
     if tuple(facts["flags"]) != expected.flags:
         value = f"{value}; most nodes have {' '.join(expected.flags) or 'none of these flags'}"
         return "note", value

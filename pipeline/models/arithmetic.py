@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import platform
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
@@ -24,19 +20,16 @@ FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
 """Environment variable that replaces the CPU flags, for a machine that reports too few or too many."""
 
 RELEVANT_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+NATIVE_BFLOAT16 = ("avx512_bf16", "amx_bf16")
+"""Flags of a CPU that multiplies bfloat16 natively, and so at least as fast as float32."""
+
 AMPERE = (8, 0)
 """Minimum compute capability of a GPU with native bfloat16 products."""
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per number."""
 
-SLOW = 3.0
-"""Minimum slowdown compared to float32 for a warning about a dtype."""
-
-REPEATS = 5
-ROWS, INNER = 512, 576
-"""Shape of the matrix product that is timed: 512 tokens in a layer of a model of 135 million parameters."""
+HALVES = ("bfloat16", "float16")
 
 _NAMES = ", ".join(WIDTHS)
 
@@ -47,7 +40,6 @@ class Processor:
 
     capability: tuple[int, int] | None = None  # minimum of the GPUs; None: a CPU
     flags: tuple[str, ...] = ()  # flags of the CPU that are in RELEVANT_FLAGS
-    bfloat16: bool = False  # whether the CPU multiplies bfloat16 natively
     free: int | None = None  # bytes of memory for the weights; None: unknown
 
     @property
@@ -57,8 +49,14 @@ class Processor:
 
     @property
     def native(self) -> bool:
-        """Whether it multiplies bfloat16 at least as fast as float32."""
-        return self.bfloat16 if self.capability is None else self.capability >= AMPERE
+        """Whether it multiplies bfloat16 natively; False for a CPU whose flags are unknown, as on macOS."""
+        if self.capability is None:
+            return any(flag in self.flags for flag in NATIVE_BFLOAT16)
+        return self.capability >= AMPERE
+
+    def is_slow(self, dtype: str) -> bool:
+        """Whether products in a dtype may be slower than in float32: on a CPU, halves that are not native."""
+        return self.capability is None and dtype in HALVES and not (dtype == "bfloat16" and self.native)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +71,38 @@ class Choice:
 OWN = "the checkpoint's own"
 
 
-def choose(stored: str, size: int, processor: Processor, measure: Callable[[str], float] | None = None) -> Choice:
+def choose(stored: str, size: int, processor: Processor) -> Choice:
     """The dtype of weights with `dtype: auto`.
 
     A GPU of compute capability 8.0 or higher uses the dtype of the checkpoint; an older one float16 if the checkpoint
-    is float16, else float32. A CPU uses bfloat16 only if the checkpoint is bfloat16 and the processor multiplies it
-    natively, and never float16: bfloat16 and float16 weights convert to float32 without loss. If float32 weights
+    is float16, else float32. A CPU uses bfloat16 only if the checkpoint is bfloat16 and its flags contain one of
+    NATIVE_BFLOAT16, and never float16: bfloat16 and float16 weights convert to float32 without loss. If float32 weights
     exceed the free memory, the dtype of the checkpoint is kept.
 
     Args:
         stored: dtype of the weights in the files, from `stored_type`.
         size: bytes of the weights in the files, for all copies that the machine loads.
         processor: processor of the workers.
-        measure: returns the slowdown of products in a dtype compared to float32; None: `slowdown`, on this machine.
     """
-    halves = ("bfloat16", "float16")
     gpu = processor.capability is not None
-    if stored not in halves or (processor.native and (gpu or stored == "bfloat16")) or (gpu and stored == "float16"):
+    if stored not in HALVES or (processor.native and (gpu or stored == "bfloat16")) or (gpu and stored == "float16"):
         return Choice(stored, OWN)
     needed = size * WIDTHS["float32"] // WIDTHS[stored]
     if processor.free is None or needed <= processor.free:
         return Choice("float32", f"chosen for this {processor.name}")
+    slow = f"; {_slow(stored)}" if processor.is_slow(stored) else ""
     return Choice(
         stored,
         f"{OWN}: float32 does not fit into memory",
         f"dtype auto keeps {stored}: in float32 the weights take {needed / 2**30:.1f} GiB, and "
-        f"{processor.free / 2**30:.1f} GiB of memory are free{_cost(stored, processor, measure or slowdown)}",
+        f"{processor.free / 2**30:.1f} GiB of memory are free{slow}",
     )
 
 
-def _cost(dtype: str, processor: Processor, measure: Callable[[str], float]) -> str:
-    """The end of a message with the slowdown of a dtype on this CPU compared to float32; empty if it is not slower."""
-    factor = 1.0 if processor.native and dtype == "bfloat16" else measure(dtype)
-    return f"; products in {dtype} take {factor:.1f} times as long here as in float32" if factor > 1 else ""
+def _slow(dtype: str) -> str:
+    """Why products in a dtype are slow on a CPU."""
+    lacks = f", which lists neither {' nor '.join(NATIVE_BFLOAT16)}" if dtype == "bfloat16" else ""
+    return f"products in {dtype} may take many times as long as in float32 on this CPU{lacks}"
 
 
 def choose_model(config: ModelConfig, size: int, processor: Processor) -> Choice:
@@ -191,8 +188,7 @@ def processor_here(gpus: float = 0) -> Processor:
         cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         free = int(min(card.total_memory for card in cards) * gpus)
         return Processor(capability=min((card.major, card.minor) for card in cards), free=free)
-    flags = flags_here()
-    return Processor(flags=flags, bfloat16=_native_bfloat16(flags), free=free_memory())
+    return Processor(flags=flags_here(), free=free_memory())
 
 
 def free_memory() -> int:
@@ -234,50 +230,8 @@ def flags_differ(decided: Sequence[str]) -> str:
     )
 
 
-def _native_bfloat16(flags: Sequence[str]) -> bool:
-    """Whether a CPU multiplies bfloat16 natively: by its flags on Linux on x86-64, elsewhere by one measurement."""
-    x86 = platform.system() == "Linux" and platform.machine() in ("x86_64", "AMD64")
-    if x86 or FLAGS_VARIABLE in os.environ:
-        return bool(NATIVE_BFLOAT16.intersection(flags))
-    return _measured_once()
-
-
-def _measured_once() -> bool:
-    """Whether bfloat16 products are at least as fast as float32 ones, measured once per processor and torch version."""
-    import torch
-
-    identity = json.dumps([platform.processor(), platform.machine(), platform.version(), torch.__version__])
-    name = f"bfloat16-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "seenset", name)
-    with contextlib.suppress(OSError, ValueError):
-        return bool(json.loads(path.read_text(encoding="utf-8"))["native"])
-    native = slowdown("bfloat16") <= 1
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"native": native}), encoding="utf-8")
-    return native
-
-
-def slowdown(dtype: str) -> float:
-    """Ratio of the times of a matrix product in a dtype and in float32 on this CPU; medians of five runs each."""
-    return _product_seconds(dtype) / _product_seconds("float32")
-
-
-def _product_seconds(dtype: str) -> float:
-    import torch
-
-    left = torch.ones(ROWS, INNER, dtype=getattr(torch, dtype))
-    right = torch.ones(INNER, INNER, dtype=getattr(torch, dtype))
-    times = []
-    for _ in range(REPEATS + 1):  # the first run warms up
-        began = time.perf_counter()
-        torch.mm(left, right)
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
-
-
 def check_explicit(key: str, dtype: str, processor: Processor) -> str:
-    """A warning if a configured dtype is slow on this processor; otherwise empty.
+    """A warning if a configured dtype may be slow on this processor, by its flags; otherwise empty.
 
     Args:
         key: setting, such as model.dtype.
@@ -287,22 +241,15 @@ def check_explicit(key: str, dtype: str, processor: Processor) -> str:
     Raises:
         UserError: the GPU does not support the dtype.
     """
-    if dtype not in ("bfloat16", "float16"):
-        return ""
-    if processor.capability is not None:
-        if dtype == "bfloat16" and not processor.native:
-            shown = ".".join(map(str, processor.capability))
-            raise UserError(
-                f"{key}: bfloat16 needs a GPU of compute capability 8.0 or higher, this one has {shown}; "
-                "leave dtype out, or set float32 or float16"
-            )
-        return ""
-    if dtype == "bfloat16" and processor.native:
-        return ""
-    factor = slowdown(dtype)
-    if factor < SLOW:
+    if processor.capability is not None and dtype == "bfloat16" and not processor.native:
+        shown = ".".join(map(str, processor.capability))
+        raise UserError(
+            f"{key}: bfloat16 needs a GPU of compute capability 8.0 or higher, this one has {shown}; "
+            "leave dtype out, or set float32 or float16"
+        )
+    if not processor.is_slow(dtype):
         return ""
     return (
-        f"warning: {key} {dtype} is {factor:.0f} times slower than float32 on this CPU; leave dtype out, which takes "
-        "float32 here without loss, or set dtype: float32"
+        f"warning: {key} is {dtype}, and {_slow(dtype)}; leave dtype out, which takes the fastest type without loss, "
+        "or set dtype: float32"
     )

@@ -15,14 +15,22 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
 from pipeline.models import arithmetic
-from pipeline.models.arithmetic import FLAGS_VARIABLE, Processor, check_explicit, choose, choose_model, choose_training
+from pipeline.models.arithmetic import (
+    FLAGS_VARIABLE,
+    Processor,
+    check_explicit,
+    choose,
+    choose_model,
+    choose_training,
+    processor_here,
+)
 from pipeline.models.load import open_model
 from pipeline.store.files import Store
 
 pytestmark = pytest.mark.floating_point
 
 OLD_CPU = Processor(flags=("avx2",), free=100 << 30)
-NEW_CPU = Processor(flags=("avx2", "avx512f", "avx512_bf16"), bfloat16=True, free=100 << 30)
+NEW_CPU = Processor(flags=("avx2", "avx512f", "avx512_bf16"), free=100 << 30)
 OLD_GPU = Processor(capability=(7, 5), free=100 << 30)
 NEW_GPU = Processor(capability=(9, 0), free=100 << 30)
 
@@ -48,19 +56,27 @@ def test_auto_is_fast_on_the_device_and_no_less_exact_than_the_checkpoint(
     assert choose_training(processor).dtype == types["bfloat16"]
 
 
+SLOW = "products in {} may take many times as long as in float32 on this CPU"
+NOT_NATIVE = SLOW.format("bfloat16") + ", which lists neither avx512_bf16 nor amx_bf16"
+
+
 @pytest.mark.parametrize(
-    ("factor", "cost"), [(3.4, "; products in {} take 3.4 times as long here as in float32"), (0.98, "")]
+    ("stored", "flags", "capability", "slow"),
+    [
+        ("bfloat16", ("avx2",), None, f"; {NOT_NATIVE}"),
+        ("bfloat16", (), None, f"; {NOT_NATIVE}"),
+        ("float16", ("avx2", "amx_bf16"), None, f"; {SLOW.format('float16')}"),
+        ("bfloat16", (), (7, 5), ""),
+    ],
 )
-@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
-def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_and_the_cost_are_stated(
-    stored: str, factor: float, cost: str
+def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_are_stated(
+    stored: str, flags: tuple[str, ...], capability: tuple[int, int] | None, slow: str
 ) -> None:
-    small = Processor(flags=("avx2",), free=(20 << 30) - 1)
-    choice = choose(stored, 10 << 30, small, lambda dtype: factor)
+    small = Processor(capability, flags, free=(20 << 30) - 1)
+    choice = choose(stored, 10 << 30, small)
     assert choice.dtype == stored
     assert choice.warning == (
-        f"dtype auto keeps {stored}: in float32 the weights take 20.0 GiB, and 20.0 GiB of memory are free"
-        f"{cost.format(stored)}"
+        f"dtype auto keeps {stored}: in float32 the weights take 20.0 GiB, and 20.0 GiB of memory are free{slow}"
     )
     assert choose(stored, 10 << 30, Processor(free=20 << 30)).dtype == "float32"
 
@@ -71,34 +87,39 @@ def test_a_gguf_file_is_unpacked_and_that_is_the_reason_of_its_type(smollm2_file
     assert (choice.dtype, choice.reason) == ("float32", "unpacked from GGUF")
 
 
-def test_where_the_system_states_no_flags_one_measurement_decides_and_is_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("system", "cpu_flags", "dtype"),
+    [
+        ("x86-64", "fpu sse2 avx2 avx512f avx512_bf16", "bfloat16"),
+        ("x86-64", "fpu sse2 avx2 amx_tile amx_bf16", "bfloat16"),
+        ("x86-64", "fpu sse2 avx2 avx512f avx512_vnni", "float32"),
+        ("Arm, which lists bf16", "fp asimd fphp asimdhp bf16 svebf16", "float32"),
+        ("no flags, as macOS", "", "float32"),
+    ],
+)
+def test_flags_alone_decide_whether_auto_takes_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, system: str, cpu_flags: str, dtype: str
 ) -> None:
-    monkeypatch.delenv(FLAGS_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("platform.system", lambda: "Darwin")
-    measured = arithmetic.processor_here().bfloat16
-    (kept,) = (tmp_path / "seenset").iterdir()
-    assert json.loads(kept.read_text()) == {"native": measured}
-    kept.write_text(json.dumps({"native": not measured}))
-    assert arithmetic.processor_here().bfloat16 is not measured
+    monkeypatch.setenv(FLAGS_VARIABLE, cpu_flags)
+    processor = processor_here()
+    assert (choose("bfloat16", 0, processor).dtype, choose_training(processor).dtype) == (dtype, dtype), system
+    assert bool(check_explicit("model.dtype", "bfloat16", processor)) == (dtype == "float32")
 
 
-def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 7.2)
-    line = check_explicit("model.dtype", "bfloat16", OLD_CPU)
-    assert line.startswith("warning: model.dtype bfloat16 is 7 times slower than float32 on this CPU")
-    assert "leave dtype out" in line
-    assert check_explicit("model.dtype", "float16", NEW_CPU)
+def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused() -> None:
+    end = "; leave dtype out, which takes the fastest type without loss, or set dtype: float32"
+    assert check_explicit("model.dtype", "bfloat16", OLD_CPU) == (
+        f"warning: model.dtype is bfloat16, and {NOT_NATIVE}{end}"
+    )
+    assert check_explicit("model.dtype", "float16", NEW_CPU) == (
+        f"warning: model.dtype is float16, and {SLOW.format('float16')}{end}"
+    )
     assert not check_explicit("model.dtype", "bfloat16", NEW_CPU)
     assert not check_explicit("model.dtype", "float32", OLD_CPU)
+    assert not check_explicit("model.dtype", "float64", OLD_CPU)
     assert not check_explicit("model.dtype", "float16", OLD_GPU)
     with pytest.raises(UserError, match=r"model\.dtype: bfloat16 needs a GPU of compute capability 8\.0 .* has 7\.5"):
         check_explicit("model.dtype", "bfloat16", OLD_GPU)
-    monkeypatch.setattr(arithmetic, "slowdown", lambda dtype: 2.9)
-    assert not check_explicit("model.dtype", "bfloat16", OLD_CPU)
 
 
 def _saved_as(folder: Path, source: Path, dtype: torch.dtype) -> Path:

@@ -27,7 +27,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FILES = {WEIGHTS: [10 * GIB, "aa"], CONFIG: [600, "bb"]}
 FACTS: dict[str, dict[str, Any]] = {
     "versions": {"python": "3.12.3", "seenset": "0.7.0", "ray": "2.60.0", "torch": "2.9.0+cu128"},
-    "processor": {"flags": ["avx2"], "bfloat16": False},
+    "processor": {"flags": ["avx2"]},
     "clock": {"offset": 0.1, "within": 0.01},
     "plugins": {"digests": {"my.py": "aa"}},
     "gpus": {"cards": [CARD, CARD], "torch": 2, "cuda": "12.8"},
