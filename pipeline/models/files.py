@@ -495,9 +495,13 @@ def _digests(paths: Sequence[Path]) -> list[str]:
 # --- folders of links
 
 
+def process_folder() -> Path:
+    """The temporary folder of this process; removed when the process ends."""
+    return _root(os.getpid())
+
+
 @cache
 def _root(process: int) -> Path:
-    """The folder of a process for folders of links; removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="seenset-models-"))
 
     def remove() -> None:
@@ -534,7 +538,7 @@ def linked(files: FolderFiles) -> Path:
     table = sorted((name, str(place)) for name, place in files.places.items())
     identity = hashlib.sha256(json.dumps([str(files.folder), table]).encode()).hexdigest()[:16]
     with _link_lock:
-        folder = _root(os.getpid()) / identity / (files.folder.name or "model")
+        folder = process_folder() / identity / (files.folder.name or "model")
         try:
             for name, place in table:
                 link = folder / name

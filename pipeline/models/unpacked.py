@@ -1,7 +1,8 @@
 """Cache of unpacked GGUF files as plain weights, so that each machine unpacks a file once.
 
 Reading a GGUF file takes many times as long as reading the same weights from safetensors. An entry is written by
-transformers, and kept only if it reads back identically, bit for bit.
+transformers, reopened before it is used, and checked by the digests of its files at every opening. A GGUF model is
+always opened from an entry: where the cache cannot be written, from one in the temporary folder of the process.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from typing import Any
 import xxhash
 from filelock import FileLock
 
-from pipeline.models.checkpoints import Checkpoint
-from pipeline.models.files import known_digest
+from pipeline.errors import FullError, UserError, is_full
+from pipeline.models.checkpoints import TYPES, Checkpoint
+from pipeline.models.files import known_digest, process_folder
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 2
-"""Version of the entries: entries of version 1 may hold random values for weights that a file lacked."""
+FORMAT = 3
+"""Version of the entries; those of other versions are not read."""
+
 LIBRARIES = ("gguf", "numpy", "tokenizers", "torch", "transformers")
 """Libraries whose versions may affect unpacked weights."""
 
@@ -36,19 +39,23 @@ ENTRY_FILE = "entry.json"
 """File of an entry with the digests of all its other files."""
 
 SMALL_FILE = 1 << 30
-"""Maximum bytes of a GGUF file that is cached in float32, for every dtype, and unpacked by the first check."""
-
-DTYPES = ("float32", "bfloat16", "float16")
+"""Maximum bytes of a GGUF file that is unpacked in float32, for every dtype, and by the first check."""
 
 Opened = tuple[Any, Any]
 """A model and its tokenizer."""
 
 
 def cache_folder() -> Path:
-    """Folder of unpacked files: $SEENSET_CACHE, else $XDG_CACHE_HOME/seenset, else ~/.cache/seenset."""
-    if folder := os.environ.get("SEENSET_CACHE"):
-        return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "seenset"
+    """Folder of unpacked files: $SEENSET_CACHE, else $XDG_CACHE_HOME/seenset, else ~/.cache/seenset.
+
+    A process whose user has no home directory has its own temporary folder.
+    """
+    try:
+        if folder := os.environ.get("SEENSET_CACHE"):
+            return Path(folder).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "seenset"
+    except RuntimeError:  # no home directory
+        return process_folder()
 
 
 def is_small(source: Checkpoint) -> bool:
@@ -57,50 +64,49 @@ def is_small(source: Checkpoint) -> bool:
 
 
 def unpacked_settings(source: Checkpoint) -> Checkpoint:
-    """The files of a GGUF model's configuration and tokenizer: an entry of the cache if present, else the GGUF file."""
-    for dtype in DTYPES:
-        folder = _entry_folder(source, dtype)
-        record = _whole_record(folder, weights=False)
-        if record is not None and record["same"]:
-            return Checkpoint(folder, None)
-    return source
+    """The files of a GGUF model's configuration and tokenizer: an entry of any dtype if present, else the GGUF file."""
+    folders = [folder for dtype in TYPES.values() for folder in _folders(source, dtype)]
+    whole = next((folder for folder in folders if _is_whole(folder, weights=False)), None)
+    return source if whole is None else Checkpoint(whole, None)
 
 
 def unpacked(
-    source: Checkpoint,
-    dtype: str,
-    unpack: Callable[[str], Opened],
-    read_back: Callable[[Checkpoint, str], Opened],
+    source: Checkpoint, dtype: str, unpack: Callable[[str], Opened], reopen: Callable[[Checkpoint, str], object]
 ) -> Checkpoint:
-    """A folder with the model of a GGUF file as safetensors; it is created if the cache has none.
+    """A folder with the model of a GGUF file as safetensors; it is created if there is none.
 
     Of concurrent processes one creates it and the others wait. If the cache cannot be written, a warning is logged once
-    and the GGUF file is used.
+    and the folder is one of this process.
 
     Args:
         source: GGUF file.
         dtype: dtype that the model will be loaded in.
         unpack: loads the GGUF file in a dtype, on the CPU.
-        read_back: loads a folder in a dtype, on the CPU.
+        reopen: loads a new folder in a dtype, on the CPU; raises UserError for weights that are missing, unexpected or
+            of another shape.
 
-    Returns:
-        The folder, which contains the same model as the file, or `source` if there is none.
+    Raises:
+        UserError: the errors of `unpack` and `reopen`, or no folder can be written.
     """
     kept = _kept_dtype(source, dtype)
-    folder = _entry_folder(source, kept)
-    if (record := _whole_record(folder)) is not None:
-        return Checkpoint(folder, None) if record["same"] else source
-    try:
-        with _alone(folder):
-            record = _whole_record(folder)
-            if record is None:
-                with _parsed_once():
-                    opened = unpack(kept)
-                record = _write(folder, opened, lambda attempt: read_back(Checkpoint(attempt, None), kept))
-    except _CacheError as error:
-        _warn(str(error))
-        return source
-    return Checkpoint(folder, None) if record["same"] else source
+    folders = _folders(source, kept)
+    for folder in folders:
+        if _is_whole(folder):
+            return Checkpoint(folder, None)
+    for folder in folders:
+        try:
+            _create(folder, lambda: unpack(kept), lambda attempt: reopen(attempt, kept))
+        except _CacheError as error:
+            reason, full = str(error), is_full(error)
+            if folder is folders[0]:
+                _warn(reason)
+            continue
+        return Checkpoint(folder, None)
+    kind = FullError if full else UserError
+    raise kind(
+        f"GGUF file {source.gguf} cannot be unpacked, neither in {cache_folder()} nor in {tempfile.gettempdir()}: "
+        f"{reason}; set SEENSET_CACHE to a folder that can be written and has space for its weights in {kept}"
+    )
 
 
 @contextmanager
@@ -123,91 +129,68 @@ def _parsed_once() -> Iterator[None]:
 
 
 class _CacheError(Exception):
-    """The cache cannot be used; the model is not affected."""
+    """A folder cannot be written; the model is not affected."""
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder for one process on this machine."""
-    lock = FileLock(f"{folder}.lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except (OSError, NotImplementedError) as error:  # NotImplementedError: the file system has no locks
-        raise _CacheError(_reason(error)) from error
+def _writing() -> Iterator[None]:
+    """Convert errors of locks and of writing: each library has another exception for a full disk."""
     try:
         yield
+    except Exception as error:
+        raise _CacheError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _create(folder: Path, unpack: Callable[[], Opened], reopen: Callable[[Checkpoint], object]) -> None:
+    """Create an entry atomically, unless another process did so before this one had the lock."""
+    with _writing():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock")
+        lock.acquire()
+    try:
+        if _is_whole(folder):
+            return
+        for left in folder.parent.glob(f".{folder.name}-*"):  # left by a killed process; this one has the lock
+            shutil.rmtree(left, ignore_errors=True)
+        with _writing():
+            attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            with _parsed_once():
+                opened = unpack()
+            with _writing():
+                _save(opened, attempt)
+            del opened  # else two models are in memory
+            reopen(Checkpoint(attempt, None))
+            with _writing():
+                shutil.rmtree(folder, ignore_errors=True)  # damaged
+                attempt.rename(folder)
+        finally:
+            shutil.rmtree(attempt, ignore_errors=True)
     finally:
         lock.release()
 
 
-def _write(folder: Path, opened: Opened, read_back: Callable[[Path], Opened]) -> dict[str, Any]:
-    """Create an entry atomically. Its record states whether it reads back identically."""
+def _save(opened: Opened, folder: Path) -> None:
+    """Write a model, its tokenizer, and the digests of their files."""
     import torch
 
-    model, tokenizer = opened
     if not torch.cuda.is_available():  # else DeepSpeed, imported by saving, prints that there is no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    attempt = None
+    for part in opened:
+        part.save_pretrained(folder)
+    digests = {path.name: _digest(path) for path in sorted(folder.iterdir())}
+    (folder / ENTRY_FILE).write_text(json.dumps({"files": digests}, indent=1) + "\n", encoding="utf-8")
+
+
+def _is_whole(folder: Path, weights: bool = True) -> bool:
+    """Whether the files of an entry (without weights, if not `weights`) exist and are unchanged."""
     try:
-        for left in folder.parent.glob(f".{folder.name}-*"):  # left by a killed process; this one has the lock
-            shutil.rmtree(left, ignore_errors=True)
-        attempt = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        model.save_pretrained(attempt)
-        tokenizer.save_pretrained(attempt)
-        same = _is_same(opened, read_back(attempt))
-        if not same:
-            for path in attempt.iterdir():
-                path.unlink()
-        record = {"files": {path.name: _digest(path) for path in sorted(attempt.iterdir())}, "same": same}
-        (attempt / ENTRY_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)  # damaged
-        attempt.rename(folder)
-    except Exception as error:  # each library has another exception for a full disk
-        raise _CacheError(_reason(error)) from error
-    finally:
-        if attempt is not None:
-            shutil.rmtree(attempt, ignore_errors=True)
-    return record
-
-
-def _is_same(one: Opened, other: Opened) -> bool:
-    """Whether two models and tokenizers are equal, with bitwise equal weights."""
-    import torch
-
-    left, right = one[0].state_dict(), other[0].state_dict()
-    weights = left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
-    )
-    return weights and _settings(one[0].config) == _settings(other[0].config) and _is_same_tokenizer(one[1], other[1])
-
-
-def _settings(config: Any) -> dict[str, Any]:
-    """The settings of a model that affect its results."""
-    settings: dict[str, Any] = config.to_dict()
-    return {key: value for key, value in settings.items() if key not in ("_name_or_path", "architectures", "dtype")}
-
-
-def _is_same_tokenizer(one: Any, other: Any) -> bool:
-    facts = ("is_fast", "special_tokens_map", "all_special_ids", "padding_side", "truncation_side", "model_max_length",
-             "model_input_names", "chat_template", "clean_up_tokenization_spaces")  # fmt: skip
-    if not one.is_fast or any(getattr(one, fact, None) != getattr(other, fact, None) for fact in facts):
-        return False
-    return bool(one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str())
-
-
-def _whole_record(folder: Path, weights: bool = True) -> dict[str, Any] | None:
-    """The record of an entry if its files (without weights, if not `weights`) are unchanged; else None."""
-    try:
-        record: dict[str, Any] = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
-        files = record["files"].items()
-        read = [(name, digest) for name, digest in files if weights or not name.endswith(".safetensors")]
+        digests: dict[str, str] = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))["files"]
         names = {path.name for path in folder.iterdir()} - {ENTRY_FILE}  # a loader would read further ones
-        whole = isinstance(record["same"], bool) and names == {*record["files"]}
-        whole = whole and all(_digest(folder / name) == digest for name, digest in read)
+        read = [name for name in digests if weights or not name.endswith(".safetensors")]
+        return names == {*digests} and all(_digest(folder / name) == digests[name] for name in read)
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return None
-    return record if whole else None
+        return False
 
 
 def _digest(path: Path) -> str:
@@ -242,12 +225,16 @@ def _is_unpacked_in_float32(path: Path) -> bool:
         return False
 
 
-def _entry_folder(source: Checkpoint, dtype: str) -> Path:
-    """The folder of an entry; its name depends on the file's content, the dtype, and the library versions."""
-    content = known_digest(_file(source))
+def _folders(source: Checkpoint, dtype: str) -> list[Path]:
+    """The folders of an entry, in the cache and of this process, which has one for each cache that it cannot write to.
+
+    The name depends on the content of the file, the dtype, and the versions of libraries.
+    """
+    content, cache = known_digest(_file(source)), cache_folder()
     versions = {name: metadata.version(name) for name in LIBRARIES}
-    identity = hashlib.sha256(json.dumps([FORMAT, content, dtype, versions]).encode()).hexdigest()
-    return cache_folder() / "gguf" / identity[:32]
+    identity = hashlib.sha256(json.dumps([FORMAT, content, dtype, versions]).encode()).hexdigest()[:32]
+    other = hashlib.sha256(os.fsencode(cache)).hexdigest()[:16]
+    return [cache / "gguf" / identity, process_folder() / "gguf" / other / identity]
 
 
 def _file(source: Checkpoint) -> Path:
@@ -255,14 +242,11 @@ def _file(source: Checkpoint) -> Path:
     return source.folder / source.gguf
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 @functools.cache
 def _warn(reason: str) -> None:
     _log.warning(
-        "the cache of unpacked GGUF files in %s cannot be used, so that each process unpacks for itself: %s",
+        "the cache of unpacked GGUF files in %s cannot be used, so that each process unpacks into a temporary folder: "
+        "%s",
         cache_folder(),
         reason,
     )

@@ -1,8 +1,10 @@
-"""A GGUF file is unpacked once a machine, and opens the same model whether the cache works or not."""
+"""A GGUF file is unpacked once a machine, and is always opened from what was unpacked."""
 
 import json
 import logging
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from commands import in_a_process
+from commands import in_a_process, user_error
 from gguf_files import write_gguf
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.config.models import ModelConfig
 from pipeline.models import unpacked
+from pipeline.models.checkpoints import locate
+from pipeline.models.files import process_folder
 from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import forward
@@ -62,7 +67,7 @@ def scores(opened: LanguageModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
+def test_the_model_is_what_transformers_reads_at_first_from_the_cache_and_without_one(
     dtype: str, file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(path=str(file), dtype=dtype)
@@ -86,6 +91,13 @@ def test_the_model_is_the_same_at_first_from_the_cache_and_without_one(
         assert getattr(opened.model.config, "quantization_config", None) is None, "it can be saved and trained"
 
 
+def refuse_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_again(*_: Any, **__: Any) -> None:
+        raise AssertionError("the GGUF file is read again")
+
+    monkeypatch.setattr(READER, read_again)
+
+
 def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,10 +105,7 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     facts = check_model(config)
     (entry,) = entries(cache)
 
-    def read_again(*_: Any, **__: Any) -> None:
-        raise AssertionError("the GGUF file is read again")
-
-    monkeypatch.setattr(READER, read_again)
+    refuse_to_read(monkeypatch)
     assert open_model(config).model.dtype == torch.float32
     assert open_model(config.model_copy(update={"dtype": "bfloat16"})).model.dtype == torch.bfloat16
     assert check_model(config) == facts
@@ -104,6 +113,94 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     assert facts["dtype"] == "float32"
     open_tokenizer(config)
     assert entries(cache) == [entry]
+
+
+def test_a_cache_that_cannot_be_written_costs_one_unpacking_a_process_and_one_warning(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("no folder")
+    config = ModelConfig(path=str(file))
+    expected = as_transformers_reads_it(file, "float32")
+    with caplog.at_level(logging.WARNING):
+        facts = check_model(config)
+        refuse_to_read(monkeypatch)
+        assert_same(open_model(config).model, expected)
+        assert check_model(config) == facts
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith(f"the cache of unpacked GGUF files in {cache} cannot be used")
+    assert "each process unpacks into a temporary folder" in warning.getMessage()
+
+
+OPEN = """
+import sys
+from pipeline.config.models import ModelConfig
+from pipeline.models.files import process_folder
+from pipeline.models.load import open_model
+
+open_model(ModelConfig(path=sys.argv[1]))
+(weights,) = process_folder().glob("gguf/*/*/model.safetensors")
+print(weights)
+"""
+
+
+def test_what_a_process_unpacks_for_itself_is_removed_at_its_end(file: Path, cache: Path) -> None:
+    cache.write_text("no folder")
+    command = [sys.executable, "-c", OPEN, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    weights = Path(done.stdout.splitlines()[-1])
+    assert weights.name == "model.safetensors"
+    assert not weights.exists()
+
+
+def test_a_user_without_a_home_directory_has_a_folder_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("SEENSET_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert unpacked.cache_folder() == process_folder()
+
+
+def _lose(weights: dict[str, torch.Tensor]) -> None:
+    del weights["model.layers.0.mlp.down_proj.weight"]
+
+
+def _add(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.layers.0.mlp.other.weight"] = torch.zeros(2)
+
+
+def _reshape(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (_lose, "1 missing from the file (model.layers.0.mlp.down_proj.weight)"),
+        (_add, "1 unknown to the model (model.layers.0.mlp.other.weight)"),
+        (_reshape, "1 of another shape (model.norm.weight"),
+    ],
+)
+def test_weights_that_are_not_written_as_they_were_are_refused(
+    change: Callable[[dict[str, torch.Tensor]], None],
+    refused: str,
+    file: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a fault of the library that writes them would leave them."""
+    save = PreTrainedModel.save_pretrained
+
+    def damaged(model: Any, folder: Path) -> None:
+        save(model, folder)
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", damaged)
+    assert refused in user_error(open_model, ModelConfig(path=str(file)))
+    assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
 
 
 DAMAGE: dict[str, Callable[[Path, Path, bytes], object]] = {
@@ -131,21 +228,28 @@ def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: st
     assert entries(cache) == [entry]
 
 
-def test_a_full_disk_costs_time_and_one_warning(file: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = as_transformers_reads_it(file, "float32")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with caplog.at_level(logging.WARNING):
+def test_a_disk_that_is_full_in_both_places_is_one_line(file: Path, cache: Path) -> None:
+    config = ModelConfig(path=str(file))
+
+    def fail() -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the weights take more
         try:
-            opened = [open_model(ModelConfig(path=str(file))) for _ in range(2)]
+            for _ in range(2):
+                said = user_error(open_model, config)
+                assert said.startswith(f"GGUF file tiny.gguf cannot be unpacked, neither in {cache} nor in ")
+                assert "File too large" in said
+                assert said.endswith(
+                    "set SEENSET_CACHE to a folder that can be written and has space for its weights in float32"
+                )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert entries(cache) == []
-    for model in opened:
-        assert_same(model.model, expected)
-    (warning,) = caplog.records
-    assert warning.getMessage().startswith(f"the cache of unpacked GGUF files in {cache} cannot be used")
-    assert "each process unpacks for itself" in warning.getMessage()
+        for folder in unpacked._folders(locate(config, weights=True), "float32"):
+            assert [path.name for path in folder.parent.iterdir()] == [f"{folder.name}.lock"]
+        assert_same(open_model(config).model, as_transformers_reads_it(file, "float32"))
+
+    assert in_a_process(fail) == 0
+    assert len(entries(cache)) == 1
 
 
 def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path, cache: Path) -> None:
