@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,6 +74,11 @@ _entered: list[ClaimedDevices] = []
 def real(value: Tensor) -> Tensor:
     """The value of a claimed tensor, or a plain one as it is."""
     return value.inner if isinstance(value, ClaimedTensor) else value
+
+
+def in_place() -> AbstractContextManager[Any]:
+    """Accelerate's hooks are added to modules whose parameters are on their devices already, and move none."""
+    return mock.patch("accelerate.hooks.set_module_tensor_to_device")
 
 
 def _device(value: Any) -> torch.device:
@@ -136,7 +141,7 @@ class ClaimedDevices(TorchDispatchMode):
         first = torch.device(next(iter(devices.values())))
         places = {name: torch.device(place) for name, place in devices.items()}
         skip = getattr(module, "_skip_keys_device_placement", None)
-        with mock.patch("accelerate.hooks.set_module_tensor_to_device"):  # all are in place
+        with in_place():
             return dispatch_model(module, places, main_device=first, skip_keys=skip)
 
     def note(self, counter: Counter[tuple[str, str]], kind: str) -> None:

@@ -6,18 +6,20 @@ The devices are claimed (`claimed_device.py`), the hooks between them are accele
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from claimed_device import ClaimedDevices, real
+from claimed_device import ClaimedDevices, in_place, real
+from packaging.requirements import Requirement
 from picture_models import SAVE, random_pictures
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from pipeline.config.models import ModelConfig
-from pipeline.models.load import LanguageModel, open_picture_model
+from pipeline.models.load import LanguageModel, open_model, open_picture_model
 from pipeline.models.pictures import picture_prompt
 from pipeline.passes import gradient
 from pipeline.passes.forward import forward, tail_of
@@ -96,6 +98,29 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     with ClaimedDevices() as devices:
         spread = devices.spread(copy.deepcopy(model), places(model, coarse))
         yield plain, replace(plain, model=spread, device=torch.device(FIRST))
+
+
+def test_transformers_loads_a_model_over_two_devices_with_the_accelerate_that_peft_requires(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`device_map` needs accelerate, which is no requirement of this project or of transformers itself."""
+    required = [Requirement(line) for line in metadata.requires("peft") or []]
+    assert [line.marker for line in required if line.name == "accelerate"] == [None]
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # claimed devices are those of one thread
+    tokenizer: Any = NumberTokenizer()
+    plain = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
+    last = f"model.layers.{plain.model.config.num_hidden_layers - 1}"
+    devices_of_parts = places(plain.model, {"model": FIRST, last: SECOND, "model.norm": SECOND, "lm_head": FIRST})
+    with ClaimedDevices() as devices, in_place():
+        model = AutoModelForCausalLM.from_pretrained(
+            tiny_model_folder, dtype=torch.float32, device_map=devices_of_parts
+        )
+        assert model.hf_device_map == devices_of_parts
+        assert model.get_parameter(f"{last}.mlp.up_proj.weight").device == torch.device(SECOND)
+        spread = LanguageModel(model.eval().requires_grad_(False), tokenizer, torch.device(FIRST), 64)
+        actual = forward(spread, IDS, STATISTICS).log_prob
+        assert devices.copies
+    torch.testing.assert_close(real(actual), forward(plain, IDS, STATISTICS).log_prob, rtol=1e-7, atol=5e-7)
 
 
 def test_passes_and_continuations_over_two_devices_agree_with_the_cpu(pair: Any) -> None:
