@@ -29,11 +29,18 @@ SETTINGS: Mapping[str, str] = {
 }
 """By path, without positions in lists."""
 
+SUFFIXES: Mapping[str, str] = {
+    ".arrows": "rename the file to .arrow",
+    ".feather": "rename the file to .arrow",
+}
+"""Of input files."""
+
 RETIRED: Mapping[str, Mapping[str, str]] = {
     "command": COMMANDS,
     "detector": DETECTORS,
     "option": OPTIONS,
     "setting": SETTINGS,
+    "suffix": SUFFIXES,
 }
 """By kind."""
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
 from pipeline.config.misplaced import instead_of_documents
 from pipeline.corpus.files import detected, single_column_note
-from pipeline.corpus.formats import content_format, first_rows, format_of
+from pipeline.corpus.formats import content_format, first_rows, format_of, retired_suffix
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
@@ -367,6 +367,8 @@ def _why_not_read(name: str) -> str:
     suffix = os.path.splitext(name.lower())[1]
     if suffix == ".gguf":
         return "a model"
+    if line := retired_suffix(name):
+        return line
     return f"not read; {_REMEDIES[suffix]}" if suffix in _REMEDIES else "not read: no format of documents"
 
 

@@ -38,6 +38,7 @@ from pipeline.corpus.formats import (
     extent_of,
     format_named,
     format_of,
+    retired_suffix,
     suffixes_of,
 )
 from pipeline.corpus.formats.base import Format, encodable
@@ -241,11 +242,15 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
     infos = _listed(role, name, root, fs)
     if any(f"{root}/{mark}" in infos for mark in SAVED_MARKS):
         return [partial(_dataset, SAVED, role, name, path)]
-    inside = ((path[len(root) + 1 :], info) for path, info in infos.items())
+    inside = [(path[len(root) + 1 :], info) for path, info in infos.items()]
     files = {inner: (form, info) for inner, info in inside if (form := format_of(inner, pictures))}
     files = {inner: file for inner, file in files.items() if not _is_hidden(inner)}
     for _, info in files.values():
         _check_kind(fs, info)
+    if not any(form.only_pictures for form, _ in files.values()):
+        for inner, _ in inside:
+            if (line := retired_suffix(inner)) and not _is_hidden(inner):
+                raise UserError(f"{role.key}: {name.rstrip('/')}/{inner}: {line}")
     if not files:
         raise UserError(f"{role.key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
     if any(form.only_pictures for form, _ in files.values()):  # other files describe the pictures
@@ -325,6 +330,8 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     _check_kind(fs, info)
     pictures = role.source.image is not None
     form = format_of(path, pictures)
+    if line := retired_suffix(path):
+        raise UserError(f"{role.key}: {name}: {line}")
     if form is None:
         unpack = next((command for end, command in OTHERS.items() if path.lower().endswith(end)), "")
         hint = f"; unpack it: {unpack.format(os.path.basename(path))}" if unpack else ""

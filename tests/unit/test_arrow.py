@@ -142,8 +142,8 @@ def test_files_that_are_not_what_is_configured_or_was_planned_are_refused(tmp_pa
     assert re.search(r"a\.arrow is damaged.*5 of them", user_error(documents_of, shards))
     path.write_bytes(packed(pa.table({"id": ["a"], "text": [1]})))
     assert re.search(r"column 'text' in .*a\.arrow holds int64, not text", user_error(shards_of, str(path)))
-    feather.write_feather(table_of(TEXTS).drop_columns("topic"), str(tmp_path / "b.feather"), version=1)
-    assert "Feather of version 1" in user_error(shards_of, str(tmp_path / "b.feather"))
+    feather.write_feather(table_of(TEXTS).drop_columns("topic"), str(tmp_path / "b.arrow"), version=1)
+    assert "Feather of version 1" in user_error(shards_of, str(tmp_path / "b.arrow"))
 
 
 @pytest.mark.parametrize(("kind", "codec"), KINDS)
@@ -185,8 +185,8 @@ def test_an_export_has_the_kept_rows_and_the_kind_of_the_file(tmp_path: Path, ki
 
 
 def test_init_takes_arrow_files_by_their_names(tmp_path: Path) -> None:
-    for name, kind in (("audit-0.arrow", "stream"), ("audit-1.arrow", "stream"), ("unseen.feather", "file")):
+    for name, kind in (("audit-0.arrow", "stream"), ("audit-1.arrow", "stream"), ("unseen.arrow", "file")):
         (tmp_path / name).write_bytes(packed(table_of(TEXTS), kind))
     corpus = yaml.safe_load(audit_starter(str(tmp_path)).text)["corpus"]
     assert corpus["audit"] == {"path": "audit-*.arrow", "text": "text", "id": "id"}
-    assert corpus["unseen"] == {"path": "unseen.feather", "text": "text", "id": "id"}
+    assert corpus["unseen"] == {"path": "unseen.arrow", "text": "text", "id": "id"}

@@ -1,12 +1,17 @@
 """What 0.10 had and 1.0 has not is refused in one line that names what to do instead."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from commands import refusal, user_error
 
 from pipeline.audit.description import build_config
+from pipeline.audit.starter import audit_starter
+from pipeline.config.corpus import CorpusConfig
 from pipeline.config.retired import RETIRED
+from pipeline.corpus.inputs import find_inputs
 from pipeline.detectors.registry import parse_detectors
 
 
@@ -50,3 +55,29 @@ def test_a_retired_setting_is_refused_with_what_to_do(path: str, instead: str) -
     assert user_error(build_config, given) in (
         f"setting {path} left in 1.0: {instead}", f"setting {where} left in 1.0: {instead}",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("suffix", "instead"), RETIRED["suffix"].items())
+def test_a_file_of_a_retired_suffix_is_refused_alone_and_among_others(
+    tmp_path: Path, suffix: str, instead: str
+) -> None:
+    (tmp_path / f"a{suffix}").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_text('{"text": "A document of some words."}\n')
+    for path in (f"a{suffix}", f"*{suffix}", "."):
+        corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path / path)}})
+        line = user_error(find_inputs, corpus)
+        assert line.startswith("corpus.audit: ")
+        assert line.endswith(f"a{suffix}: suffix {suffix} left in 1.0: {instead}")
+    (tmp_path / f".hidden{suffix}").write_bytes(b"")
+    (tmp_path / f"a{suffix}").rename(tmp_path / "a.arrows.bak")
+    assert [entry.name for entry in find_inputs(corpus)] == [str(tmp_path / "b.jsonl")]
+
+
+@pytest.mark.parametrize(("suffix", "instead"), RETIRED["suffix"].items())
+def test_init_names_the_files_of_a_retired_suffix(tmp_path: Path, suffix: str, instead: str) -> None:
+    (tmp_path / "unseen.jsonl").write_text('{"text": "A document of some words."}\n' * 3)
+    (tmp_path / f"audit{suffix}").write_bytes(b"")
+    starter = audit_starter(str(tmp_path))
+    (entry,) = (entry for entry in starter.contents if entry.taken_as is None)
+    assert f"suffix {suffix} left in 1.0: {instead}" in entry.reason
+    assert yaml.safe_load(starter.text)["corpus"]["unseen"]["path"] == "unseen.jsonl"

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
+from pipeline.config.retired import retired
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
@@ -58,6 +59,11 @@ def format_of(path: str, pictures: bool = False) -> Format | None:
         if suffix in form.suffixes and (pictures or not form.only_pictures) and (form.compressed or not compressed):
             return form
     return None
+
+
+def retired_suffix(path: str) -> str | None:
+    """The refusal of a file whose suffix is read no more, or None."""
+    return retired("suffix", os.path.splitext(path)[1].lower())
 
 
 def content_format(form: Format, path: str) -> Format:

@@ -1,4 +1,4 @@
-"""Arrow IPC files in the stream format and the file format (Feather), read by record batches.
+"""Arrow IPC files in the stream format and the file format, read by record batches.
 
 The file format is a stream of messages between two marks, so both formats are read message by message. The message
 headers are parsed here: they contain the rows and the decompressed size of a batch, so that batches can be skipped.
@@ -276,7 +276,7 @@ ARROW = base.Format(
     _rows,
     base.Exporter(_copy, schema=lambda shard: _schema(shard.path), tables=_tables),
     columns=lambda shard: _schema(shard.path).names,
-    suffixes=(".arrow", ".arrows", ".feather"),
+    suffixes=(".arrow",),
     estimate=_extent,
     lists=True,
     place=4,
