@@ -147,7 +147,7 @@ def with_strength(
     batch = Batch(batch.matrix[selected], None, batch.keys[selected])
     column = int(np.argmax(answer.weights)) if answer.weights else 0
     sign = -1.0 if selection.direction == "members" else 1.0
-    fused = np.zeros(len(rows)) if answer.fused is None else -np.asarray(answer.fused.of(batch), np.float64)
+    fused = np.zeros(len(rows)) if answer.fused is None else -np.asarray(answer.fused(batch), np.float64)
     for name, values in zip(STRENGTH, (fused, sign * batch.matrix[:, column]), strict=True):
         rows = rows.append_column(name, pa.array(values + 0.0))  # never -0.0
     return rows

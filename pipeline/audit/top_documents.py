@@ -18,11 +18,10 @@ import pyarrow as pa
 
 from pipeline.audit.dependence import near_duplicates_file
 from pipeline.audit.digests import read_digests, read_listed
-from pipeline.audit.scored import Overlap, RoleRows, Scored
+from pipeline.audit.scored import Overlap, Scored
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
-from pipeline.config.selection import HISTORY, NULL_ROLE, SelectionConfig
+from pipeline.config.selection import HISTORY, SelectionConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.pictures import open_picture, picture_key
 from pipeline.corpus.shard import Shard
@@ -30,7 +29,6 @@ from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import BusyError, UserError
 from pipeline.report.wording.files import no_top_documents, top_documents
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.passes import Answer, Batch
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 Kind = Literal["log-probability", "standardised log-probability"]
 PLAIN: Kind = "log-probability"
 STANDARDISED: Kind = "standardised log-probability"
-_NEIGHBOUR = pa.struct([("doc_id", pa.string()), ("score", pa.float64())])
 _SCHEMA = pa.schema(
     [
         ("doc_id", pa.string()),
@@ -51,7 +48,6 @@ _SCHEMA = pa.schema(
         ("detector", pa.string()),
         ("ranked_by", pa.string()),
         ("score", pa.float64()),
-        ("neighbours", pa.list_(_NEIGHBOUR)),
         ("near_copies", pa.list_(pa.string())),
     ]
 )
@@ -82,9 +78,8 @@ class TokenAttributions:
     values: list[float | None]  # one per piece: None where the model gives none (the first token)
     kind: str  # "log-probability" or "standardised log-probability"
     detector: str  # the detector that the values belong to
-    neighbours: list[tuple[str, float]]  # the calibration documents with the nearest scores: (id, score)
     near_copies: list[str]  # ids of its known near-duplicates, direct or through other documents
-    ranked_by: str = ""  # detector, or fusing procedure, of the neighbours' scores
+    ranked_by: str = ""  # detector, or fusing procedure, that ranks the selection
     score: float | None = None  # score of the document by `ranked_by`
 
 
@@ -114,7 +109,6 @@ def _attributions(row: Mapping[str, Any]) -> TokenAttributions:
         values=row["standardised" if row["kind"] == STANDARDISED else "log_prob"],
         kind=row["kind"],
         detector=row["detector"],
-        neighbours=[(one["doc_id"], one["score"]) for one in row["neighbours"]],
         near_copies=row["near_copies"],
         ranked_by=row["ranked_by"],
         score=row["score"],
@@ -144,11 +138,8 @@ class TopDocuments:
     rows: pa.Table  # first rows of `selected.parquet`
     detectors: tuple[str, ...]
     weights: tuple[float, ...]  # weights of the detectors; empty where there are none
-    null_role: Role
     ranked_by: str  # detector, or procedure that fuses several
     score: Callable[[Batch], np.ndarray]  # float64, (documents,), the ranking score
-    calibrating: np.ndarray  # bool, over the scored documents of the null role, in the order of the shards
-    grouped: bool  # whether only calibration documents of a document's group count
     pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near-duplicates of it
 
     @property
@@ -167,11 +158,7 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
         overlap: overlap of the role that calibrates.
     """
     weights = tuple(answer.weights or ())
-    calibrating = overlap.keep.copy()
-    if answer.fused is not None:
-        calibrating[calibrating] = answer.fused.calibrating
-    fused = None if answer.fused is None else answer.fused.of
-    name, score = ranking_of(selection.detectors, weights, selection.procedure, fused)
+    name, score = ranking_of(selection.detectors, weights, selection.procedure, answer.fused)
     pairs: dict[str, list[str]] = {}
     for pair in overlap.diagnostic.pairs:
         pairs.setdefault(pair.audit, []).append(pair.calibration)
@@ -180,11 +167,8 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
         rows,
         tuple(selection.detectors),
         weights,
-        NULL_ROLE[selection.direction],
         name,
         score,
-        calibrating,
-        calibration_of(selection.calibration).grouped,
         pairs,
     )
 
@@ -229,12 +213,12 @@ def weighed_tokens(config: AuditConfig, detectors: Sequence[str], weights: Seque
 
 
 def kept_tokens(scored: Scored) -> pa.Table:
-    """The tokens of documents that an earlier answer of this run read with the same model; no document occurs twice.
+    """The tokens of texts that an earlier answer of this run read with the same model; no text occurs twice.
 
     Returns:
-        A table of `TOKEN_SCHEMA`.
+        A table of `TOKEN_SCHEMA`, each row at one of the places of its text.
     """
-    store, tables, seen = scored.store, [TOKEN_SCHEMA.empty_table()], set[Place]()
+    store, tables, seen = scored.store, [TOKEN_SCHEMA.empty_table()], set[str]()
     wanted = _maker(scored)
     for selection in store.names("selection"):
         try:
@@ -247,9 +231,12 @@ def kept_tokens(scored: Scored) -> pa.Table:
             table = table.select(TOKEN_SCHEMA.names).cast(TOKEN_SCHEMA)
         except (UserError, OSError, ValueError, LookupError):  # as `read_attributions`
             continue
-        places = list(zip(table["source"].to_pylist(), table["row"].to_pylist(), strict=True))
-        tables.append(table.filter(pa.array([place not in seen for place in places], pa.bool_())))
-        seen.update(places)
+        first: dict[str, int] = {}
+        for number, key in enumerate(table["text_key"].to_pylist()):
+            if key not in seen:
+                first.setdefault(key, number)
+        tables.append(table.take(pa.array(first.values(), pa.int64())))
+        seen.update(first)
     return pa.concat_tables(tables)
 
 
@@ -292,14 +279,15 @@ def write_attributions(
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
         duplicates = families_of(scored.store, places)
-        index = {place: number for number, place in enumerate(_places(tokens))}
+        index = {key: number for number, key in enumerate(tokens["text_key"].to_pylist())}
+        known = {place: index[text.key] for place, (_, text) in texts.items() if text.key in index}
         for one in (one for one in tops if len(one.rows)):
-            near, shown = _neighbours(scored, one, texts), weighed_tokens(config, one.detectors, one.weights)
-            table = _table(one, shown, near, duplicates, tokens, index)
+            shown = weighed_tokens(config, one.detectors, one.weights)
+            table = _table(one, shown, duplicates, tokens, known)
             if len(table):
                 written[one.name] = _write(scored, one.name, table)
         if reread is not None:
-            say(top_documents(len(index.keys() & places), len(places)))
+            say(top_documents(len(known), len(places)))
     except BusyError:
         raise
     except Exception as error:  # the answers do not depend on it
@@ -307,31 +295,21 @@ def write_attributions(
     return written
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """The place of a document among the scores."""
-
-    shard: Shard
-    scored: ScoredText
-    group: str | None
-
-
-def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, _Text]:
-    """The places of documents among the scores, from the few score shards that hold them."""
+def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, tuple[Shard, ScoredText]]:
+    """The shards and texts of documents, from the few score shards that hold them."""
     receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
     shards = sorted((scored.shards[shard_id] for shard_id in receipts), key=_start_of)
     rows: dict[str, set[int]] = {}
     for place in places:
         shard = shards[bisect_right(shards, place, key=_start_of) - 1]
         rows.setdefault(shard.id, set()).add(place[1])
-    texts: dict[Place, _Text] = {}
+    texts: dict[Place, tuple[Shard, ScoredText]] = {}
     for shard_id in sorted(rows):
         shard = scored.shards[shard_id]
-        table = scored.table(receipts[shard_id], ["row", "text_key", "n_tokens", "group"])
+        table = scored.table(receipts[shard_id], ["row", "text_key", "n_tokens"])
         table = table.filter(pa.array(np.isin(table["row"].to_numpy(), list(rows[shard_id]))))
         for one in table.to_pylist():
-            text = ScoredText(one["row"], one["text_key"], one["n_tokens"])
-            texts[shard.name, one["row"]] = _Text(shard, text, one["group"])
+            texts[shard.name, one["row"]] = shard, ScoredText(one["row"], one["text_key"], one["n_tokens"])
     return texts
 
 
@@ -344,17 +322,19 @@ def _places(tokens: pa.Table) -> Iterable[Place]:
 
 
 def _all_tokens(
-    scored: Scored, config: AuditConfig, texts: Mapping[Place, _Text], kept: pa.Table, reread: Reread | None
+    scored: Scored,
+    config: AuditConfig,
+    texts: Mapping[Place, tuple[Shard, ScoredText]],
+    kept: pa.Table,
+    reread: Reread | None,
 ) -> pa.Table:
-    """The tokens of documents: kept ones of the same text, and those that are read now."""
-    keys = zip(_places(kept), kept["text_key"].to_pylist(), strict=True)
-    same = [place in texts and texts[place].scored.key == key for place, key in keys]
-    kept = kept.filter(pa.array(same, pa.bool_()))
-    known = set(_places(kept))
+    """The tokens of texts: kept ones, and those that are read now."""
+    known = set(kept["text_key"].to_pylist())
     by_shard: dict[str, tuple[Shard, list[ScoredText]]] = {}
-    for place in sorted(texts.keys() - known):
-        text = texts[place]
-        by_shard.setdefault(text.shard.id, (text.shard, []))[1].append(text.scored)
+    for place in sorted(texts):
+        shard, text = texts[place]
+        if text.key not in known:
+            by_shard.setdefault(shard.id, (shard, []))[1].append(text)
     if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
         return kept
     wanted = ScoredTexts({shard.id: some for shard, some in by_shard.values()})
@@ -363,88 +343,37 @@ def _all_tokens(
     return kept if read is None else pa.concat_tables([kept, read])
 
 
-def _neighbours(scored: Scored, one: TopDocuments, texts: Mapping[Place, _Text]) -> tuple[np.ndarray, list[_Near]]:
-    """The scores of a selection's documents, and for each the calibration documents with the nearest scores."""
-    matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
-    scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
-    role, at, groups = one.null_role, np.flatnonzero(one.calibrating), None
-    batch = scored.batches(role, one.detectors, one.grouped)
-    if batch.groups is not None:
-        names = [texts[place].group for place in one.places], batch.groups.to_pylist()
-        groups = np.array(names[0], dtype=object), np.array(names[1], dtype=object)[at]
-    known = one.score(batch)[at]
-    places = nearest_known(scores, known, groups)
-    named = np.unique(places[places >= 0])
-    ids = dict(zip(named.tolist(), RoleRows(scored, role).ids(at[named]), strict=True))
-    return scores, [[(ids[place], float(known[place])) for place in row if place >= 0] for row in places.tolist()]
-
-
 def _table(
     one: TopDocuments,
     shown: tuple[str, Kind],
-    near: tuple[np.ndarray, list[_Near]],
     family: Mapping[Place, list[str]],
     tokens: pa.Table,
     index: Mapping[Place, int],
 ) -> pa.Table:
     """The attributions of a selection's documents with known tokens, in their order."""
-    (detector, kind), (scores, neighbours) = shown, near
+    detector, kind = shown
+    matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
+    scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
     table = tokens.take(pa.array([index[places[number]] for number in here], pa.int64()))
     columns: dict[str, list[Any]] = {
         "doc_id": [ids[number] for number in here],
+        "source": [places[number][0] for number in here],
+        "row": [places[number][1] for number in here],
         "kind": [kind] * len(here),
         "detector": [detector] * len(here),
         "ranked_by": [one.ranked_by] * len(here),
         "score": [float(scores[number]) for number in here],
-        "neighbours": [[{"doc_id": name, "score": score} for name, score in neighbours[number]] for number in here],
         "near_copies": [[*one.pairs.get(ids[number], []), *family.get(places[number], [])][:NAMED] for number in here],
     }
-    parts = {name: table[name] if name in TOKEN_SCHEMA.names else columns[name] for name in _SCHEMA.names}
+    parts = {name: columns[name] if name in columns else table[name] for name in _SCHEMA.names}
     return pa.table(parts, schema=_SCHEMA).combine_chunks()
 
 
 def _write(scored: Scored, selection: str, table: pa.Table) -> dict[str, str]:
     name = attributions_file(selection)
     return {name: scored.store.write_table(name, table.replace_schema_metadata({_MADE_BY: _maker(scored)}))}
-
-
-NEIGHBOURS = 5
-
-
-_Near = list[tuple[str, float]]  # id and score
-
-
-def nearest_known(
-    scores: np.ndarray, known: np.ndarray, groups: tuple[np.ndarray, np.ndarray] | None = None
-) -> np.ndarray:
-    """Find the calibration documents with the nearest scores for each document.
-
-    Args:
-        scores: float64, (documents,).
-        known: float64, (others,), scores of the calibration documents.
-        groups: object arrays of both, where documents are ranked within their group.
-
-    Returns:
-        int64, (documents, NEIGHBOURS): their places, the nearest first; -1 where there is none.
-    """
-    places = np.full((scores.size, NEIGHBOURS), -1)
-    if groups is not None:
-        for group in dict.fromkeys(groups[0].tolist()):
-            here, there = (np.flatnonzero(each == group) for each in groups)
-            places[here] = np.append(there, -1)[nearest_known(scores[here], known[there])]
-        return places
-    if not known.size:
-        return places
-    order = np.argsort(known, kind="stable")
-    window = np.searchsorted(known[order], scores)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS)
-    beyond = (window < 0) | (window >= known.size)
-    window = order[window.clip(0, known.size - 1)]
-    distance = np.where(beyond, np.inf, np.abs(known[window] - scores[:, None]))
-    best = np.argsort(distance, axis=1, kind="stable")[:, :NEIGHBOURS]
-    near, there = (np.take_along_axis(each, best, axis=1) for each in (window, np.isfinite(distance)))
-    return np.where(there, near, -1)
 
 
 NAMED = 10

@@ -16,7 +16,7 @@ from pipeline.config.yaml import Section, Size
 LEAST_SHARE = 1e-4
 """Smallest share of a GPU: the resolution of Ray's resources."""
 
-MOST_ATTRIBUTIONS = 20_000
+MOST_ATTRIBUTIONS = 50
 """Maximum number of documents of a selection whose tokens are kept: memory holds them together."""
 
 
@@ -137,7 +137,7 @@ class AuditConfig(Section):
     error_budget: Annotated[float, Field(ge=0, le=1)] = Field(0.01, description="Share that may be quarantined.")
     selections: list[SelectionConfig] = Field(default=[], description="Selections of documents by their scores.")
     evidence: Annotated[int, Field(ge=0, le=MOST_ATTRIBUTIONS)] = Field(
-        200, description="Selected documents whose token attributions are kept; 0: none."
+        MOST_ATTRIBUTIONS, description="Selected documents whose token attributions are kept; 0: none."
     )
     series: SeriesConfig | None = Field(None, description="The schedule that this run is a scan of.")
     against: Annotated[str | None, Place.RUN] = Field(

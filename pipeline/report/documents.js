@@ -120,10 +120,7 @@ function details(one, names, tokens) {
   facts.append(...listed("scores", names.map((name, i) => `${name} = ${shown(one.scores[i])}`)));
   const box = make("div", { class: "opened" });
   if (tokens) {
-    const near = tokens.near.map(([id, score]) => `${id} (${shown(score)})`);
-    const own = tokens.score === null ? "" : ` (this document: ${shown(tokens.score)})`;
-    const by = tokens.by ? ` by ${tokens.by}${own}` : "";
-    facts.append(...listed(`nearest calibration scores${by}`, near.length ? near : ["none known"]));
+    if (tokens.by && tokens.score !== null) facts.append(...listed("ranked by", [`${tokens.by} = ${shown(tokens.score)}`]));
     facts.append(...listed("near-duplicates", tokens.copies.length ? tokens.copies : ["none known"]));
   }
   if (tokens && tokens.pieces) box.append(...shadedText(tokens));

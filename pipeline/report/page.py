@@ -364,7 +364,6 @@ def _tokens(index: int, shown: TokenAttributions, folders: Folders, texts: bool)
         "detector": shown.detector,
         "by": shown.ranked_by,
         "score": _short(shown.score),
-        "near": [[visible(folders.relative(doc_id)), _short(score)] for doc_id, score in shown.neighbours],
         "copies": [visible(folders.relative(doc_id)) for doc_id in shown.near_copies],
     }
     if texts:

@@ -87,14 +87,6 @@ Asking = Generator[Ask, Any, T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FusedScore:
-    """One score combined from several detectors, by which a selection ranks documents."""
-
-    of: Callable[[Batch], np.ndarray]  # float64, (documents,), higher is more evidence against the null
-    calibrating: np.ndarray  # bool, for documents of the null role: whether they calibrate
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     """The decision on the audit documents, and its guarantee."""
 
@@ -122,7 +114,9 @@ class Answer:
     independent, or the procedure does not estimate their share or allows for dependent documents."""
     bound: Bound | None = None  # of the selected documents with scores
     effective: float | None = None  # effective number of calibration documents; for calibration weighted
-    fused: FusedScore | None = None  # if several detectors are combined
+    fused: Callable[[Batch], np.ndarray] | None = None
+    """The score combined from several detectors that ranks documents: float64, (documents,), higher is more evidence
+    against the null."""
     versions: int | None = None  # maximum number per document; None if documents have no versions
 
     @property

@@ -92,7 +92,7 @@ def scores_of(folder: Path, role: str) -> dict[str, dict[str, float]]:
 
 def test_every_selected_document_has_what_made_its_score(once: Path) -> None:
     folder = once / "run"
-    scores, known = scores_of(folder, "audit"), scores_of(folder, "unseen")
+    scores = scores_of(folder, "audit")
     selected = pq.read_table(folder / "selection/members/selected.parquet")["doc_id"].to_pylist()
     shown = attributions(folder)
     assert list(shown) == selected
@@ -105,17 +105,12 @@ def test_every_selected_document_has_what_made_its_score(once: Path) -> None:
         values = [value for value in one.values if value is not None]
         assert math.fsum(values) / len(values) == pytest.approx(scores[doc_id]["loss"], abs=1e-4)
         assert one.score == scores[doc_id]["zlib"]
-        assert one.neighbours == nearest(one.score, {name: row["zlib"] for name, row in known.items()})
     assert shown["audit-3"].near_copies == ["audit-6"]
     assert shown["audit-6"].near_copies == ["audit-3"]
     assert shown["audit-0"].near_copies == []
 
 
-def nearest(score: float, known: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(known.items(), key=lambda item: abs(item[1] - score))[:5]
-
-
-def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_its_neighbours(once: Path) -> None:
+def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_score(once: Path) -> None:
     scores = scores_of(once / "run", "audit")
     shown = attributions(once / "run", "fused")
     assert shown
@@ -125,12 +120,8 @@ def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_scores_of_
         lowest = sorted(value for value in one.values if value is not None)
         lowest = lowest[: max(1, int(len(lowest) * 0.2))]
         assert math.fsum(lowest) / len(lowest) == pytest.approx(scores[doc_id]["min_k_plus_plus"], abs=1e-4)
-        assert len({name for name, _ in one.neighbours}) == 5
         assert one.score is not None
-        distances = [abs(score - one.score) for _, score in one.neighbours]
-        assert distances == sorted(distances)
-    calibrating = {name for one in shown.values() for name, _ in one.neighbours}
-    assert calibrating <= scores_of(once / "run", "unseen").keys()
+        assert one.score not in scores[doc_id].values()
     assert not (once / "run" / attributions_file("empty")).exists(), "an empty selection has no attributions"
 
 
@@ -168,6 +159,24 @@ def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, ope
     assert lines[0].startswith("token attributions: reading ")
     assert lines[-1] == f"token attributions: {count} of {count} documents have them"
     assert files(copied) == before, "a run makes it as it was"
+
+
+def test_a_text_that_stands_in_other_places_keeps_its_tokens_and_no_model_is_opened(
+    copied: Path, opened: list[str]
+) -> None:
+    """As in a run whose corpus was put in another order, or that selects the copy of a document."""
+    before, path = attributions(copied), copied / EVIDENCE[0]
+    table = pq.read_table(path)
+    moved = table.set_column(
+        table.schema.get_field_index("row"), "row", pa.array([9_000 + i for i in range(len(table))])
+    )
+    pq.write_table(moved, path)
+    sign(Store(str(copied)))
+    (copied / EVIDENCE[1]).unlink()
+    answer(copied, asks=False)
+    assert attributions(copied) == before
+    assert pq.read_table(path)["row"].to_pylist() == table["row"].to_pylist()
+    assert opened == []
 
 
 def test_the_number_of_documents_is_a_setting_and_no_text_leaves_none(copied: Path) -> None:

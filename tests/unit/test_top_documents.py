@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import user_error
 
 from pipeline.audit.dependence import near_duplicates_file
+from pipeline.audit.description import build_config
 from pipeline.audit.top_documents import NAMED, families_of, ranking_of, weighed_tokens
 from pipeline.config.audit import AuditConfig
 from pipeline.selection.passes import Batch
@@ -43,6 +45,14 @@ def test_the_tokens_shown_are_those_of_the_strongest_detector_that_reads_them(
         }
     )
     assert weighed_tokens(config, detectors, weights) == shown
+
+
+def test_more_documents_than_the_limit_are_refused_in_one_line() -> None:
+    described = {"run": "r", "model": {"path": "m"}, "corpus": {"audit": {"path": "a.jsonl"}}, "detectors": ["loss"]}
+    assert build_config(described).evidence == build_config({**described, "evidence": 50}).evidence == 50
+    for given in (51, 200, 20_000):  # 200 was the default of 0.10, and 20,000 its limit
+        line = user_error(build_config, {**described, "evidence": given})
+        assert line == f"evidence: input should be less than or equal to 50, got {given}"
 
 
 def test_a_selection_ranks_by_its_detector_or_by_the_fused_score() -> None:

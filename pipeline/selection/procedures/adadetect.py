@@ -13,7 +13,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Sample, calibrate, halves, ranks
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, SelectionInput
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, SelectionInput
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
     LastRank,
@@ -198,8 +198,8 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
     details = {**decided.details, **({} if halved else {"known_members": float(len(others.matrix))})}
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
     judge = partial(judge_ranks, rank, calibration.size, decided.rank)
-    fused = FusedScore(lambda batch: learnt.score(batch.matrix), ~first)
-    return replace(of_decision(decided, counts, judge, question, "adadetect", halved=halved), fused=fused)
+    answer = of_decision(decided, counts, judge, question, "adadetect", halved=halved)
+    return replace(answer, fused=lambda batch: learnt.score(batch.matrix))
 
 
 def _guarantee(known_members: bool, estimated: bool) -> Guarantee:

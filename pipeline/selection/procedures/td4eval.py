@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, halves, ranks
 from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, FusedScore, Judge, SelectionInput, search_values
+from pipeline.selection.passes import Answer, Ask, Asking, Batch, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
@@ -59,7 +59,7 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         strict=repaired.strict,
         factor=1.0,
         weights=weights.tolist(),
-        fused=FusedScore(lambda batch: statistic(rank(batch), n, weights), np.ones(n, dtype=bool)),
+        fused=lambda batch: statistic(rank(batch), n, weights),
         dependence=question.dependence,
     )
 
@@ -117,8 +117,7 @@ def _symmetric(question: SelectionInput) -> Asking[Answer]:
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
     judge = partial(judge_ranks, place, statistics.size, decided.rank)
     answer = of_decision(decided, counts, judge, question, "td4eval, reconformal", halved=True)
-    fused = FusedScore(lambda batch: statistic(rank(batch), n, weights), ~reference)
-    return replace(answer, weights=weights.tolist(), fused=fused)
+    return replace(answer, weights=weights.tolist(), fused=lambda batch: statistic(rank(batch), n, weights))
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
