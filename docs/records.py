@@ -1,66 +1,53 @@
-"""Write docs/schemas: JSON schemas of the files of runs, comparisons and schedules, made from the records themselves.
+"""Write docs/schemas: JSON schemas of what other programs read and editors complete, made from the records themselves.
 
 python -m docs.records
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.audit.digests import AnswerDigests
-from pipeline.audit.evaluation import Evaluation
-from pipeline.audit.history import HistoryEntry
-from pipeline.audit.manifest import Manifest
+from pydantic import BaseModel
+
 from pipeline.audit.records import VersionedRecord
 from pipeline.audit.status import Status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
-from pipeline.compare.comparison import Comparison
-from pipeline.compare.joint import JointReport
-from pipeline.compare.ranking import RankingReport
-from pipeline.report.contents import Report
-from pipeline.series.summary import SeriesSummary
+from pipeline.config.audit import AuditConfig
+from pipeline.config.yaml import DIALECT, config_schema
+from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST
+from pipeline.trial.config import TrialConfig
 
-RECORDS: dict[str, type[VersionedRecord]] = {
-    "summary": Summary,
-    "digests": AnswerDigests,
-    "manifest": Manifest,
-    "status": Status,
-    "report": Report,
-    "evaluation": Evaluation,
-    "history": HistoryEntry,
-    "verdict": CollectionVerdict,
-    "comparison": Comparison,
-    "joint": JointReport,
-    "ranking": RankingReport,
-    "series": SeriesSummary,
-}
-"""The files by name, and what they hold."""
+RECORDS: dict[str, type[VersionedRecord]] = {"summary": Summary, "verdict": CollectionVerdict, "status": Status}
+"""Files of a run by name, and what they hold."""
+
+CONFIGS: dict[str, type[BaseModel]] = {"audit": AuditConfig, "trial": TrialConfig}
+"""Configurations by name."""
 
 
-def render_schemas(records: Mapping[str, type[VersionedRecord]] = RECORDS) -> dict[str, bytes]:
-    """File name -> JSON schema (draft 2020-12) of every record."""
-    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {f"{name}.schema.json": to_json({**dialect, **_schema(record)}) for name, record in records.items()}
+def render_schemas() -> dict[str, bytes]:
+    """File name -> JSON schema (draft 2020-12) of every record and configuration."""
+    schemas = {name: record_schema(record) for name, record in RECORDS.items()}
+    schemas |= {name: config_schema(kind, tuple(PROCEDURES)) for name, kind in CONFIGS.items()}
+    return {f"{name}.schema.json": to_json(schema) for name, schema in schemas.items()}
 
 
-def _schema(record: type[VersionedRecord]) -> dict[str, Any]:
+def record_schema(record: type[VersionedRecord]) -> dict[str, Any]:
     """The schema of a file, with the digest that a sealed one holds besides the fields of its record."""
-    schema = record.model_json_schema()
+    schema = {"$schema": DIALECT, **record.model_json_schema()}
     if record.sealed:
         sentence = "SHA-256 of all other keys; absent on standard output."
         schema["properties"][DIGEST] = {"description": sentence, "title": "Digest", "type": "string"}
     return schema
 
 
-def write_schemas(folder: Path, records: Mapping[str, type[VersionedRecord]] = RECORDS) -> None:
+def write_schemas(folder: Path) -> None:
     """Write the schemas into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, schema in render_schemas(records).items():
+    for name, schema in render_schemas().items():
         (folder / name).write_bytes(schema)
 
 

@@ -13,16 +13,19 @@ from commands import refusal, user_error
 from report_run import build_run, summary_in
 from signed import sign, sign_manifest, sign_status
 
-from docs.records import RECORDS, render_schemas, write_schemas
-from pipeline.audit.manifest import read_manifest, read_run
-from pipeline.audit.records import Record
-from pipeline.audit.status import read_status
+from docs.records import record_schema, render_schemas, write_schemas
+from pipeline.audit.digests import AnswerDigests
+from pipeline.audit.manifest import Manifest, read_manifest, read_run
+from pipeline.audit.records import Record, VersionedRecord
+from pipeline.audit.starter import Starter, audit_starter, write_starter
+from pipeline.audit.status import Status, read_status
 from pipeline.audit.summary import Summary, read_summary
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
 from pipeline.selection.guarantees import StrictAnswer
 from pipeline.store.files import Store
+from pipeline.trial.starter import trial_starter
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
 
@@ -69,33 +72,45 @@ def test_every_field_of_a_record_has_a_sentence_and_none_changes(record: type[Re
 
 def test_the_schemas_of_the_documentation_are_those_of_the_records(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in SCHEMAS.iterdir()} == render_schemas()
+    assert render_schemas().keys() == {
+        f"{name}.schema.json" for name in ("summary", "verdict", "status", "audit", "trial")
+    }
     strict = Summary.model_json_schema()["$defs"]["StrictAnswer"]["properties"]
     assert list(strict) == [field.name for field in fields(StrictAnswer)]
     assert all(entry["description"].endswith(".") for entry in strict.values())
     write_schemas(tmp_path / "schemas")
-    assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{name}.schema.json" for name in RECORDS}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "schemas").iterdir()} == render_schemas()
+
+
+@pytest.mark.parametrize(("name", "starter"), [("audit", audit_starter), ("trial", trial_starter)])
+def test_the_schema_of_a_configuration_is_the_one_that_init_writes(
+    tmp_path: Path, name: str, starter: Callable[[str], Starter]
+) -> None:
+    (tmp_path / "unseen.jsonl").write_text('{"text": "A document of some words."}\n' * 3)
+    _, schema = write_starter(str(tmp_path), starter(str(tmp_path)))
+    assert json.loads(Path(schema).read_text()) == json.loads((SCHEMAS / f"{name}.schema.json").read_text())
 
 
 def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_names(store: Store) -> None:
     write_report(store)
-    files = {
-        "summary": "selection/members/summary.json",
-        "digests": "selection/members/digests.json",
-        "manifest": "manifest.json",
-        "status": "status.json",
-        "report": "report/report.json",
+    files: dict[str, type[VersionedRecord]] = {
+        "selection/members/summary.json": Summary,
+        "selection/members/digests.json": AnswerDigests,
+        "manifest.json": Manifest,
+        "status.json": Status,
+        "report/report.json": Report,
     }
-    for name, file in files.items():
-        schema, value = json.loads(render_schemas()[f"{name}.schema.json"]), store.read_json(file)
+    for file, kind in files.items():
+        schema, value = record_schema(kind), store.read_json(file)
         assert value["schema"] == schema["properties"]["schema"]["const"], file
         assert set(schema["required"]) <= set(value) <= set(schema["properties"]), file
-        assert ("digest" in value) == RECORDS[name].sealed, file
+        assert ("digest" in value) == kind.sealed, file
         value.pop("digest", None)
-        plain = RECORDS[name].model_validate(value).plain()
+        plain = kind.model_validate(value).plain()
         assert {key: plain[key] for key in value} == value, file
     summary = summary_in(store)
-    assert summary.plain() == store.read_json(files["summary"])
-    assert Report.model_validate(store.read_json(files["report"])).selections[0].summary == summary
+    assert summary.plain() == store.read_json("selection/members/summary.json")
+    assert Report.model_validate(store.read_json("report/report.json")).selections[0].summary == summary
 
 
 def test_an_answer_is_supported_unless_a_check_of_its_guarantee_failed(store: Store) -> None:
