@@ -8,7 +8,7 @@ import json
 import string
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from encodings.aliases import aliases
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -55,17 +55,16 @@ class Dialect:
         """The error handler: bytes outside the encoding decode to surrogates, which are refused in a text."""
         return "surrogatepass" if self.is_wide else "surrogateescape"
 
-    def reversible(self, mark: bytes) -> Dialect:
-        """A dialect with the same line ends and delimiters that decodes any bytes and encodes them unchanged.
+    def encoding_after(self, mark: bytes) -> str:
+        """The encoding of a file after its start, which writes no byte order mark.
 
         Args:
             mark: byte order mark at the start of the file; empty if it has none.
         """
-        if not self.is_wide:  # Latin-1 has the characters of ASCII at the same bytes and keeps every byte
-            return self if self.encoding == "utf-8" else replace(self, encoding="iso8859-1")
+        if not self.is_wide or self.encoding.endswith(("-le", "-be")):
+            return self.encoding
         big = mark in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) if mark else sys.byteorder == "big"
-        explicit = self.encoding.endswith(("-le", "-be"))
-        return self if explicit else replace(self, encoding=f"{self.encoding}-{'be' if big else 'le'}")
+        return f"{self.encoding}-{'be' if big else 'le'}"
 
     @property
     def label(self) -> str:

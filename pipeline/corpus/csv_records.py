@@ -83,26 +83,28 @@ def csv_records(
             yield _completed(source, record, names, required, notes)
 
 
-def csv_pieces(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, bytes]]:
-    """All bytes of a CSV file in pieces, each with the number of its record in `csv_records`; -1 for the column names.
+def csv_rows(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> Iterator[tuple[int, list[str] | str]]:
+    """The fields of every record of a CSV file with its number in `csv_records`; -1 for the column names.
 
-    Empty lines belong to the record that follows; memory holds one piece of a record that is too long.
+    Instead of a record that cannot be read there is its text, of one that is too long in several pieces.
 
     Args:
-        file: file open at its start, after a byte order mark if it has one.
+        file: file open at its start.
         most: maximum characters of a record, >= 1.
-        dialect: dialect of the file, from `Dialect.reversible`.
+        dialect: dialect of the file.
 
     Raises:
         csv.Error: as `csv_records`.
         UnicodeDecodeError: as `csv_records`.
     """
-    source, row = _RecordLines(file, most, dialect, kept=True), -1
+    source = _RecordLines(file, most, dialect)
     for row, record in enumerate(_records(source), -1):
-        yield row, source.taken()
+        if isinstance(record, list):
+            yield row, record
+            continue
+        yield row, "".join(source.record)
         if record is None:
-            yield from ((row, source.bytes_of(piece)) for piece in source.rest_of_record())
-    yield row + 1, source.taken()
+            yield from ((row, piece) for piece in source.rest_of_record())
 
 
 def csv_columns(file: IO[bytes], most: int, dialect: Dialect = PLAIN) -> list[str]:
@@ -154,7 +156,7 @@ def split_record(record: str, dialect: Dialect) -> list[str]:
 
 
 def record_of(fields: Sequence[str], dialect: Dialect) -> str:
-    """One record of fields, without a line end.
+    """One record of fields, without a line end, from which `csv_records` reads the same fields.
 
     Raises:
         UserError: a field with a delimiter or a line end in a file without quoted fields.
@@ -166,7 +168,8 @@ def record_of(fields: Sequence[str], dialect: Dialect) -> str:
         raise UserError(
             "a text with a delimiter or a line end cannot be a field of a file without quoted fields (quoting: none)"
         ) from None
-    return record.getvalue().removesuffix(_RECORD_END)
+    text = record.getvalue().removesuffix(_RECORD_END)
+    return f"{_MARK}{text}" if text.startswith(_MARK) else text  # a mark at the start of a record is skipped
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
@@ -272,11 +275,10 @@ class _TooLongError(Exception):
 class _RecordLines:
     """The lines of a text for `csv.reader`, with a limit on the length of a record."""
 
-    def __init__(self, file: IO[bytes], most: int, dialect: Dialect, kept: bool = False) -> None:
+    def __init__(self, file: IO[bytes], most: int, dialect: Dialect) -> None:
         self.dialect, self.delimiter = dialect, dialect.delimiter
         self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
         self.most = most
-        self.lines: list[str] | None = [] if kept else None  # since the last call of `taken`
         self.line = 0  # number of the current line, from 1
         self.ended = True
         self.begin()
@@ -298,8 +300,6 @@ class _RecordLines:
         line = self._read(self.most + 2)
         if not line:
             raise StopIteration
-        if self.lines is not None:
-            self.lines.append(line)
         if not self.record:
             line = line.removeprefix(_MARK)  # of a file that was joined to another
         self.record.append(line)
@@ -358,15 +358,6 @@ class _RecordLines:
         for line in self.record:
             quotes.feed(line)
         return quotes
-
-    def taken(self) -> bytes:
-        """The bytes in the file of the lines kept since the last call."""
-        lines, self.lines = self.lines or [], []
-        return self.bytes_of("".join(lines))
-
-    def bytes_of(self, text: str) -> bytes:
-        """The bytes in the file of a part of the text."""
-        return text.encode(self.dialect.encoding, self.dialect.errors)
 
 
 class _Quotes:

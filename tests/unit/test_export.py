@@ -1,4 +1,4 @@
-"""What an export keeps is what came in: rows in their order, all columns and types, and text formats byte for byte."""
+"""What an export keeps is what came in: rows in their order, all columns and types, and lines of JSON byte for byte."""
 
 import csv
 import gzip
@@ -27,7 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import sentence, write_rows
 
-from pipeline.config.corpus import LimitsConfig
+from pipeline.config.corpus import Dialect, LimitsConfig
+from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
@@ -125,12 +126,13 @@ def test_lines_are_copied_as_they_are(tmp_path: Path, suffix: str) -> None:
     assert unpack((tmp_path / f"selected/a.jsonl{suffix}").read_bytes()) == b"\xef\xbb\xbf" + b"".join(kept)
 
 
-def test_records_of_csv_are_copied_as_they_are(tmp_path: Path) -> None:
+def test_records_of_csv_keep_their_values_and_their_dialect(tmp_path: Path) -> None:
     head = b'\xef\xbb\xbfid,"text", n\r\n'
     records = [
         f'{i},"{text}",{"" if i % 2 else "01.50"}'.replace('"quoted"', '""quoted""') for i, text in enumerate(TEXTS)
     ]
     records[2] = '2,unquoted text that says little,"a ""b""\nc"'
+    records[4] = '4,"a \r carriage return and text",\' =1+1'
     data = [record.encode() + (b"\n" if i % 2 else b"\r\n") for i, record in enumerate(records)]
     data[7] = b"\r\n\n" + data[7].replace(b"7,", b"7,\xff", 1)  # empty lines are no records
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(head + b"".join(data)))
@@ -138,7 +140,40 @@ def test_records_of_csv_are_copied_as_they_are(tmp_path: Path) -> None:
     for keep in ("rest", "selected"):
         export(run, tmp_path / keep, keep=keep)
         written = gzip.decompress((tmp_path / keep / "a.csv.gz").read_bytes())
-        assert written == head + b"".join(data[i] for i in rows_kept(len(data), keep))
+        assert written.startswith(b"\xef\xbb\xbfid,text, n\r\n")
+        expected = head + b"".join(data[i] for i in rows_kept(len(data), keep))
+        assert values_of(written) == [row for row in values_of(expected) if row]
+
+
+def values_of(data: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(data.decode(errors="surrogateescape"), newline="")))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("named", [False, True])
+def test_records_of_csv_that_cannot_be_read_stay_as_they_are(tmp_path: Path, encoding: str, named: bool) -> None:
+    records = [f"{i};text of number {i}, \u00e9" for i in range(12)]
+    records[1] = '1;"he said \\"no\\" and left"'
+    records[5] = "5;a;b;c"
+    records[8] = f'8;"{"x" * 3000}\n{"y" * 3000}"'
+    head = "sep=;\n" if named else ""
+    path, copied = tmp_path / "a.csv", tmp_path / "b.csv"
+    path.write_text(f"{head}id;text\n" + "\n".join(records), encoding, newline="")
+    dialect = Dialect(encoding.removesuffix("-sig"), ";")
+    shard = replace(whole_shard(path, "csv"), limits=LimitsConfig(document_bytes=4000), dialect=dialect)
+    documents = list(read_shard(shard))
+    assert [document.row for document in documents if document.problem] == [1, 5, 8]
+    for kept, marks in (
+        (range(1, 12), RowMarks([np.array([0])], False)),
+        ([8, 11], RowMarks([np.array([8, 11])], True)),
+    ):
+        with copied.open("wb") as sink:
+            CSV.export.copy(ExportSource((shard,), "a.csv"), marks, lambda _, sink=sink: nullcontext(sink))
+        written = copied.read_text(encoding).removesuffix("\n")
+        assert written == f"{head}id;text\n" + "\n".join(records[i] for i in kept)
+        assert copied.read_bytes()[:2] == path.read_bytes()[:2]
+        again = list(read_shard(replace(shard, path=str(copied))))
+        assert [one.text for one in again] == [documents[i].text for i in kept]
 
 
 fields = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)

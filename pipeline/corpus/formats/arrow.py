@@ -30,7 +30,6 @@ BATCH_BYTES = 1 << 30
 _FILE, _OLD_FILE = b"ARROW1", b"FEA1"
 _CONTINUES = b"\xff\xff\xff\xff"
 _DICTIONARY, _BATCH = 2, 3  # message types
-_CODECS = {0: "lz4", 1: "zstd"}
 _MOST_HEAD = 1 << 26  # bytes
 _KNOWN_BY = 16  # batches from which the number of rows of a remote file is estimated
 
@@ -43,7 +42,6 @@ class _Message:
     stop: int  # end of its body: byte of the file
     rows: int  # of a record batch
     unpacked: int  # bytes; 0 if it is not compressed
-    codec: str | None
 
 
 @contextmanager
@@ -82,7 +80,7 @@ def _message_at(file: pa.NativeFile, start: int, in_file: bool) -> _Message | No
     file.seek(begin)
     try:
         message = _parsed(file.read(size), file, begin + size)
-    except (struct.error, KeyError) as error:
+    except struct.error as error:
         raise pa.ArrowInvalid(f"the head of the message at byte {start} is damaged: {error}") from None
     if not begin + size <= message.stop <= whole:
         raise EOFError(f"the message at byte {start} goes on to byte {message.stop}, and the file ends at {whole}")
@@ -99,18 +97,17 @@ def _parsed(data: bytes, file: pa.NativeFile, body: int) -> _Message:
     if kind == _DICTIONARY:
         table = _table(data, table, 1)
     if kind not in (_DICTIONARY, _BATCH):
-        return _Message(kind, body + length, 0, 0, None)
+        return _Message(kind, body + length, 0, 0)
     compression = _table(data, table, 3)
     if not compression:
-        return _Message(kind, body + length, _field(data, table, 0, "q"), 0, None)
+        return _Message(kind, body + length, _field(data, table, 0, "q"), 0)
     buffers, unpacked = _table(data, table, 2), 0
     for number in range(_number(data, buffers, "I") if buffers else 0):
         offset, size = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
         if size >= 8:  # each starts with its decompressed size, or -1
             file.seek(body + max(0, min(offset, length)))
             unpacked += max(size, struct.unpack("<q", file.read(8))[0])
-    codec = _CODECS[_field(data, compression, 0, "b")]
-    return _Message(kind, body + length, _field(data, table, 0, "q"), unpacked, codec)
+    return _Message(kind, body + length, _field(data, table, 0, "q"), unpacked)
 
 
 def _number(data: bytes, place: int, kind: str) -> int:
@@ -252,16 +249,16 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
-    """Write the kept rows with the schema, the metadata, the compression and the format of the file."""
-    path = source.first.path
-    with _opened(path) as (file, in_file):
-        schema = pa.ipc.open_stream(file).schema
-        codec = next((message.codec for message in _messages(path, file, in_file) if message.kind == _BATCH), None)
-    options = pa.ipc.IpcWriteOptions(compression=codec, emit_dictionary_deltas=True)
-    begin = pa.ipc.new_file if in_file else pa.ipc.new_stream
-    with open_file(source.name) as sink, begin(sink, schema, options=options) as writer:
+    """Write the kept rows in the file format, with the schema and its metadata."""
+    schema = _schema(source.first.path)
+    last = schema.empty_table()
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with open_file(source.name) as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
         for table in gathered(base.kept_rows(_tables(source.first), marks), 1 << 16):
-            writer.write_table(table.combine_chunks())
+            # the dictionaries of a file may only grow: each starts with the one before
+            table = pa.concat_tables([last, table]).unify_dictionaries().combine_chunks()
+            writer.write_table(table)
+            last = table.slice(0, 0)
 
 
 def _tables(shard: Shard) -> Iterator[pa.Table]:

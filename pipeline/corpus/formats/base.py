@@ -196,12 +196,12 @@ class TextEdit:
     after: str | None
 
 
-def encoded(edit: TextEdit, text: str, shard: Shard, mark: bytes) -> bytes:
+def encoded(row: int, text: str, shard: Shard, mark: bytes) -> bytes:
     """A text in the encoding of its file, without a byte order mark.
 
     Args:
-        edit: the edit that made the text.
-        text: the edited text, or the record with it.
+        row: row of the text, for messages.
+        text: the text, or the record with it.
         shard: shard of the file.
         mark: byte order mark of the file; empty if it has none.
 
@@ -209,12 +209,11 @@ def encoded(edit: TextEdit, text: str, shard: Shard, mark: bytes) -> bytes:
         UserError: the encoding lacks a character.
     """
     dialect = shard.dialect
-    encoding = dialect.reversible(mark).encoding if dialect.is_wide else dialect.encoding
     try:
-        return text.encode(encoding, dialect.errors)
+        return text.encode(dialect.encoding_after(mark), dialect.errors)
     except UnicodeEncodeError as error:
         raise UserError(
-            f"row {edit.row} of {shard.name} gets character {text[error.start]!r}, which {dialect.label} lacks: save "
+            f"row {row} of {shard.name} gets character {text[error.start]!r}, which {dialect.label} lacks: save "
             "the file in UTF-8"
         ) from None
 

@@ -1,14 +1,12 @@
-"""CSV files: the first record contains the column names. Kept records are copied byte for byte."""
+"""CSV files: the first record contains the column names."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import IO
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -18,8 +16,8 @@ from pipeline.corpus.csv_records import (
     count_ends,
     count_records,
     csv_columns,
-    csv_pieces,
     csv_records,
+    csv_rows,
     record_of,
     split_record,
 )
@@ -35,16 +33,17 @@ from pipeline.corpus.files import (
     separator_of,
 )
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import Numbered, copy_pieces, line_ends
+from pipeline.corpus.formats.jsonl import line_ends
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError
 
-_BLANK = re.compile(r"[\r\n]*")
-_LINE_END = re.compile(r"[\r\n]*\Z")
+_LINE_END = re.compile("\r\n|\r|\n")
+_FIRST_LINE = re.compile("[^\r\n]*(\r\n|\r|\n)?")
 
 _LONGEST_MARK = 4
+_Records = Iterator[tuple[int, list[str] | str]]
 _TABS = ".tsv"
 
 
@@ -116,17 +115,63 @@ def _estimate(entry: InputFile) -> Extent:
     return estimated_extent(entry, count, ends)
 
 
-def _mark(shard: Shard) -> bytes:
-    """The byte order mark of a file; empty if it has none of its encoding."""
-    with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        encoding, mark = mark_of(file.read(_LONGEST_MARK)) or ("", b"")
-    return mark if encoding == shard.dialect.encoding else b""
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What a copy of a file has in common with it besides its dialect."""
+
+    mark: bytes  # byte order mark; empty if it has none of its encoding
+    separator: str  # first line `sep=;`; empty if it has none
+    line_end: str  # of the column names
 
 
-def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
-    if mark := _mark(shard):
-        yield -1, file.read(len(mark))
-    yield from csv_pieces(file, shard.limits.document_bytes, shard.dialect.reversible(mark))
+def _start(shard: Shard) -> _Start:
+    head, dialect = head_of(shard.path), shard.dialect
+    encoding, mark = mark_of(head[:_LONGEST_MARK]) or ("", b"")
+    mark = mark if encoding and dialect.encoding.startswith(encoding) else b""
+    text = head.decode(dialect.codec, "replace").removeprefix("\ufeff")
+    first = _FIRST_LINE.match(text)[0]  # type: ignore[index]
+    separator = first if separator_of(first) else ""
+    end = _LINE_END.search(text, len(separator))
+    return _Start(mark, separator, end[0] if end else "\n")
+
+
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Write the kept records. An export of the selected documents drops records that cannot be read."""
+    _rewrite(source.first, source.name, open_file, lambda records: base.kept_numbered(records, marks))
+
+
+def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
+    position = _columns(shard).index(shard.text)
+
+    def edited(records: _Records) -> _Records:
+        for row, record in records:
+            edit = edits.of(row) if row >= 0 else None
+            if edit is not None and isinstance(record, list):
+                record[position] = str(edit.after)
+            yield row, record
+
+    _rewrite(shard, names[0], open_file, edited)
+
+
+def _rewrite(shard: Shard, name: str, open_file: base.OpenFile, change: Callable[[_Records], _Records]) -> None:
+    """Write records with the delimiter, encoding and compression of their file; quoting may differ.
+
+    Args:
+        shard: shard of the file.
+        name: name of the copy.
+        open_file: opens the copy.
+        change: leaves out or edits records; one that cannot be read is its text, and is written as it is.
+    """
+    start = _start(shard)
+    with (
+        open_plain(shard.path, shard.limits.unpacked_bytes) as file,
+        open_file(name) as sink,
+        packed_file(sink, compression_of(shard.path)) as out,
+    ):
+        out.write(start.mark + base.encoded(-1, start.separator, shard, start.mark))
+        for row, record in change(csv_rows(file, shard.limits.document_bytes, shard.dialect)):
+            text = record if isinstance(record, str) else record_of(record, shard.dialect) + start.line_end
+            out.write(base.encoded(row, text, shard, start.mark))
 
 
 def _schema(shard: Shard) -> pa.Schema:
@@ -141,39 +186,13 @@ def _records(source: base.ExportSource) -> base.Records:
             yield number, dict(record) if isinstance(record, dict) else None
 
 
-def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
-    position, mark = _columns(shard).index(shard.text), _mark(shard)
-    with (
-        open_plain(shard.path, shard.limits.unpacked_bytes) as file,
-        open_file(names[0]) as sink,
-        packed_file(sink, compression_of(shard.path)) as out,
-    ):
-        for row, piece in _pieces(shard, file):
-            edit = edits.of(row) if row >= 0 else None
-            out.write(piece if edit is None else _edited_record(piece, position, shard, mark, edit))
-
-
-def _edited_record(piece: bytes, position: int, shard: Shard, mark: bytes, edit: base.TextEdit) -> bytes:
-    """A CSV record with another text: only the characters of the field change if the field occurs once."""
-    dialect = shard.dialect
-    encoding = dialect.reversible(mark).encoding if dialect.is_wide else dialect.encoding
-    text = piece.decode(encoding, dialect.errors)
-    start, end = _BLANK.match(text).end(), _LINE_END.search(text).start()  # type: ignore[union-attr]
-    fields = split_record(text[start:], dialect)
-    fields[position] = str(edit.after)
-    before, after = ('"{}"'.format(str(value).replace('"', '""')) for value in (edit.before, edit.after))
-    if text.count(before) == 1 and split_record((edited := text.replace(before, after))[start:], dialect) == fields:
-        return base.encoded(edit, edited, shard, mark)
-    return base.encoded(edit, f"{text[:start]}{record_of(fields, dialect)}{text[end:]}", shard, mark)
-
-
 CSV = base.Format(
     "csv",
     "line",
     _inspect,
     _rows,
     columns=_columns,
-    export=base.Exporter(partial(copy_pieces, pieces=_pieces), schema=_schema, records=_records),
+    export=base.Exporter(_copy, schema=_schema, records=_records),
     edit=_edit,
     suffixes=(".csv", _TABS),
     estimate=_estimate,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import IO, Any
 
@@ -32,7 +31,6 @@ _HEAD = 1 << 30  # bytes that must contain the first row
 _FIRST, _FIRST_BYTES = 100, 1 << 22  # lines from which column names are read, and bytes after which they suffice
 _MEASURED = 8  # multiple of `limits.document_bytes` up to which the reported size of a line is exact
 _PIECE = 1 << 20
-Numbered = Iterator[tuple[int, bytes]]
 
 ARRAY = "json"
 """Name of the format of a file that is one array of objects."""
@@ -223,28 +221,22 @@ def line_ends(data: bytes) -> int:
     return sum(1 for line in data.split(b"\n")[:-1] if line.strip())
 
 
-def copy_pieces(
-    source: base.ExportSource,
-    marks: base.Marks,
-    open_file: base.OpenFile,
-    pieces: Callable[[Shard, IO[bytes]], Numbered],
-) -> None:
-    """Copy the kept lines or records of a file byte for byte, with the compression of the file.
+def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
+    """Copy the kept lines of a file byte for byte, with the compression of the file.
 
     An export of the selected documents drops lines that are not documents; an export of the others keeps them.
     """
     shard = source.first
-    packing = compression_of(shard.path)
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(source.name) as sink,
-        packed_file(sink, packing) as out,
+        packed_file(sink, compression_of(shard.path)) as out,
     ):
-        for _, piece in base.kept_numbered(pieces(shard, file), marks):
+        for _, piece in base.kept_numbered(_pieces(file), marks):
             out.write(piece)
 
 
-def _pieces(shard: Shard, file: IO[bytes]) -> Numbered:
+def _pieces(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """The lines of a file with their numbers, long ones in several pieces."""
     row = 0
     while piece := file.readline(_PIECE):
@@ -265,7 +257,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
         open_file(names[0]) as sink,
         packed_file(sink, compression_of(shard.path)) as out,
     ):
-        for row, pieces in itertools.groupby(_pieces(shard, file), key=itemgetter(0)):
+        for row, pieces in itertools.groupby(_pieces(file), key=itemgetter(0)):
             edit = edits.of(row)
             if edit is None:
                 out.writelines(piece for _, piece in pieces)
@@ -281,9 +273,9 @@ def edited_line(line: bytes, shard: Shard, edit: base.TextEdit) -> bytes:
     for ascii_only in (False, True):
         before, after = (json.dumps(one, ensure_ascii=ascii_only) for one in (edit.before, edit.after))
         if text.count(before) == 1 and json.loads(edited := text.replace(before, after)) == value:
-            return mark + base.encoded(edit, edited, shard, b"")
+            return mark + base.encoded(edit.row, edited, shard, b"")
     behind = text[len(text.rstrip("\r\n")) :]
-    return mark + base.encoded(edit, json.dumps(value, ensure_ascii=text.isascii()) + behind, shard, b"")
+    return mark + base.encoded(edit.row, json.dumps(value, ensure_ascii=text.isascii()) + behind, shard, b"")
 
 
 JSONL = base.Format(
@@ -292,7 +284,7 @@ JSONL = base.Format(
     _inspect,
     _rows,
     columns=_columns,
-    export=base.Exporter(partial(copy_pieces, pieces=_pieces), records=_records),
+    export=base.Exporter(_copy, records=_records),
     edit=_edit,
     suffixes=(".jsonl", ".ndjson", ".json"),
     content=_content,

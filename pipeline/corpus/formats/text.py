@@ -102,7 +102,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
             else:
                 encoding, mark = mark_of(file.read(_LONGEST_MARK)) or ("", b"")
                 mark = mark if encoding == shard.dialect.encoding else b""
-                sink.write(mark + base.encoded(edit, edit.after, shard, mark))
+                sink.write(mark + base.encoded(edit.row, edit.after, shard, mark))
 
 
 TEXT = base.Format(
