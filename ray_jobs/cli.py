@@ -31,7 +31,6 @@ from ray_jobs.commands import (
     COMMANDS,
     AsJson,
     ConfigPath,
-    ExitZeroOn,
     FailIfSelected,
     Limit,
     NoText,
@@ -77,7 +76,6 @@ def plan(
             "Parquet.",
         ),
     ] = None,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Show what a run would do, and the shortest list that it could select. Nothing is written."""
     planned = _planned(config, set_, limit)
@@ -126,7 +124,6 @@ def run(
     limit: Limit = None,
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Score, select and write the report. Run the same command again to resume."""
     planned = _planned(config, set_, limit)
@@ -147,7 +144,6 @@ def evaluate(
     set_: Overrides = None,
     json_: AsJson = False,
     limit: Limit = None,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Evaluate detectors on labelled data: AUC, TPR and ROC on seen against unseen documents. Nothing is selected."""
     planned = _planned(config, set_, limit, labelled=True)
@@ -174,7 +170,6 @@ def trial(
             "--ranking", metavar="RESULTS", help="Per-item results to rank models by (Parquet: model, item, correct)."
         ),
     ] = None,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.audit.machine import may_need_cluster
@@ -380,7 +375,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         supervisor.fail(str(error), int(error.exit_code))
     except TyperException as error:
-        supervisor.give_as_zero(None)  # a misspelt command never ends with 0
         supervisor.fail(usage_message(error, given), int(ExitCode.USER_ERROR))
     except SystemExit as error:  # no command of this package raises it
         if isinstance(error.__context__, BrokenPipeError):  # the reader of the output is gone, as with `| head -1`

@@ -11,7 +11,7 @@ import typer
 
 from pipeline.errors import ExitCode, UserError
 from ray_jobs import terminal
-from ray_jobs.supervisor import give_as_zero, supervise
+from ray_jobs.supervisor import supervise
 
 ConfigPath = Annotated[str, typer.Argument(metavar="AUDIT.YAML", help="Configuration of the audit.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help="Run directory: local path or fsspec URL.")]
@@ -26,17 +26,6 @@ FailIfSelected = Annotated[
     typer.Option(
         "--fail-if-selected",
         help="Exit with 4 if anything is selected, with 5 if a check contradicts a selection that selects anything.",
-    ),
-]
-ExitZeroOn = Annotated[
-    str | None,
-    typer.Option(
-        "--exit-zero-on",
-        metavar="CODES",
-        callback=give_as_zero,
-        is_eager=True,
-        expose_value=False,
-        help="Exit with 0 instead of these codes, such as 3,4, for schedulers that fail a job on any other code.",
     ),
 ]
 
@@ -75,7 +64,6 @@ def retry(
     ] = None,
     json_: AsJson = False,
     no_text: NoText = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Score quarantined documents again after a fault, then select again. Other scores are kept."""
     _check_run(run)
@@ -100,7 +88,6 @@ def status(
     every: Annotated[
         float | None, typer.Option("--every", metavar="SECONDS", min=0.1, help="Interval of --watch.", show_default="2")
     ] = None,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Show the progress of a run or a trial, from its files alone. Exit 3 if it is incomplete and not running."""
     if every is not None and not watch:
@@ -126,7 +113,6 @@ def select(
     json_: AsJson = False,
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Select again from the scores of a finished run, with other settings by --set. Every selection is recorded."""
     _check_run(run, set_)
@@ -152,7 +138,6 @@ def verdict(
     ] = None,
     json_: AsJson = False,
     fail_if_trained: Annotated[bool, typer.Option("--fail-if-trained", help=TRAINED_HELP)] = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Test whether the collection was trained on, and state a lower bound of how many of its documents were."""
     _check_run(run)
@@ -310,7 +295,6 @@ def series(
     page: Annotated[str | None, typer.Option("--page", metavar="FOLDER|FILE", help=PAGE_HELP)] = None,
     fail_if_new: Annotated[bool, typer.Option("--fail-if-new", help=NEW_HELP)] = False,
     json_: AsJson = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
     from pipeline.series.page import check_page_place, write_series_page
@@ -373,7 +357,6 @@ def pack(
     out: Annotated[str | None, typer.Argument(metavar="[OUT]", help=BUNDLE_HELP)] = None,
     texts: Annotated[bool, typer.Option("--texts", help=TEXTS_HELP)] = False,
     json_: AsJson = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Write the evidence for the answers of a finished run to one file, which seenset verify checks offline."""
     _check_run(run)
@@ -387,7 +370,6 @@ def verify(
     bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="File that seenset pack wrote.")],
     commitment: Annotated[str | None, typer.Option("--commitment", metavar="FILE", help=COMMITMENT_HELP)] = None,
     json_: AsJson = False,
-    exit_zero_on: ExitZeroOn = None,
 ) -> None:
     """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 if one is refuted."""
     from pipeline.bundle.contents import commitment_of

@@ -41,7 +41,6 @@ PROBE_SECONDS = 1.0
 """Interval between two probes of a node, and their time limit."""
 
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
-_CODES = {code.value for code in ExitCode} - {ExitCode.DONE, ExitCode.INTERRUPTED}
 
 
 @dataclass(slots=True)
@@ -61,7 +60,6 @@ _probed = -PROBE_SECONDS
 _to_parent: int | None = None  # file descriptor
 _may_supervise = False
 _decided: int | None = None
-_as_zero: frozenset[int] = frozenset()
 _deciding = threading.Lock()
 _listening = _deferring = _stop_requested = _hurried = False
 _last_signal = -ONCE_SECONDS
@@ -76,7 +74,6 @@ def begin_command(whole_process: bool) -> None:
     global _decided, _may_supervise, _listening, _stop_requested, _hurried
     _decided, _may_supervise = None, whole_process and sys.platform == "linux"
     _listening, _stop_requested, _hurried = True, False, False
-    give_as_zero(None)
     handle_signals()
 
 
@@ -85,33 +82,6 @@ def handle_signals() -> None:
     if _listening and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-
-
-def give_as_zero(codes: str | None) -> None:
-    """Return these exit codes as 0 from now on: Ray Jobs, KubeRay and other schedulers fail a job on any other.
-
-    Args:
-        codes: such as `3,4`; None: all are returned unchanged.
-
-    Raises:
-        UserError: one of them is not an exit code of the command, or is 0.
-    """
-    global _as_zero
-    _as_zero = frozenset() if codes is None else frozenset(_known_code(part.strip()) for part in codes.split(","))
-
-
-def _known_code(part: str) -> int:
-    if part.isascii() and part.isdecimal() and int(part[:9]) in _CODES:
-        return int(part)
-    reason = {
-        "0": " (0 is 0 already)",
-        "1": " (1 is an error of Seenset or its libraries, which nothing hides)",
-        "130": " (130 is an interruption, after which nothing is done)",
-    }
-    raise UserError(
-        f"--exit-zero-on: {part[:40]!r} is not an exit code that can be given as 0{reason.get(part, '')}; "
-        f"known: {', '.join(map(str, sorted(_CODES)))}; several are written 3,4"
-    )
 
 
 def fail(message: str, code: int) -> NoReturn:
@@ -143,7 +113,7 @@ def _decide(code: int, message: str = "") -> int:
     global _decided
     with _deciding:
         if _decided is None:
-            _decided, lines = _given(code, message)
+            _decided, lines = code, _line(message)
             _note(code=_decided, lines=lines)
             with contextlib.suppress(OSError, ValueError):  # closed or full: Python reports it at exit
                 print(end=lines, file=sys.stderr)
@@ -153,12 +123,8 @@ def _decide(code: int, message: str = "") -> int:
         return _decided
 
 
-def _given(code: int, message: str) -> tuple[int, str]:
-    """An exit code after `give_as_zero`, and its lines."""
-    lines = f"seenset: {one_line(message)}\n" if message else ""
-    if code not in _as_zero:
-        return code, lines
-    return 0, f"{lines}seenset: exit code {code} is given as 0, for --exit-zero-on names it\n"
+def _line(message: str) -> str:
+    return f"seenset: {one_line(message)}\n" if message else ""
 
 
 def check() -> None:
@@ -360,12 +326,12 @@ class _Parent:
             code = facts.code
         elif facts.cluster and code in (0, 1, -signal.SIGABRT):
             reason = "Ray ended this process, as it does without its node"
-            code, facts.lines = _given(ExitCode.INCOMPLETE, _lost(facts.cluster, reason))
+            code, facts.lines = ExitCode.INCOMPLETE, _line(_lost(facts.cluster, reason))
         elif code == 0:
             reason = "code of a plugin, a model or a library ended this process, so the command is not complete"
-            code, facts.lines = _given(ExitCode.INCOMPLETE, f"{reason}; finished shards are kept")
+            code, facts.lines = ExitCode.INCOMPLETE, _line(f"{reason}; finished shards are kept")
         elif -code == self.forwarded == signal.SIGTERM:  # during the start of Ray, which handles it by itself
-            code, facts.lines = _given(ExitCode.INTERRUPTED, INTERRUPTED)
+            code, facts.lines = ExitCode.INTERRUPTED, _line(INTERRUPTED)
         if facts.folder:
             _remove_cluster(facts.folder)
         os.write(2, facts.lines.encode("utf-8", "replace"))

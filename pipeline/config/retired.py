@@ -13,8 +13,15 @@ DETECTORS: Mapping[str, str] = {
     "difference_quantile": "take reference, ez or wbc",
 }
 
+_ENDED_WITH = ["plan", "run", "retry", "evaluate", "status", "select", "verdict", "series", "pack", "verify", "trial"]
+
 OPTIONS: Mapping[str, str] = {
     "trial --learn": "an attack of your own is a detector in a file (import: [FILE.py])",
+    **{
+        f"{command} --exit-zero-on": "let the script of the job map the exit codes, as cluster/kuberay/setup/scan.sh "
+        "does: code=$?; case $code in 4|5) exit 0;; *) exit $code;; esac"
+        for command in _ENDED_WITH
+    },
 }
 """By command and option."""
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.register_assert_rewrite("answers", "command")
 
 from command import Orders, done, here  # noqa: E402
-from world import ASKED, REAL, make_world, questions, write_config  # noqa: E402
+from world import ASKED, REAL, make_world, numbered, questions, write_config, write_lines  # noqa: E402
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of one process that wait must not spin: others need the core
@@ -30,6 +31,24 @@ def reference(world: Path) -> Path:
     """A finished run that was asked every question, made by one worker of this process."""
     done(here("run", write_config(world, "reference", selections=questions(*ASKED, *REAL))))
     return world / "runs/reference"
+
+
+@pytest.fixture(scope="session")
+def second(world: Path) -> Path:
+    """A finished run over the same documents under other settings."""
+    done(here("run", write_config(world, "second", max_tokens=512, selections=questions("storey", "clean"))))
+    return world / "runs/second"
+
+
+@pytest.fixture(scope="session")
+def contradicted(world: Path) -> Path:
+    """A finished run whose unseen documents have other words than the audited ones."""
+    write_lines(world / "other.jsonl", numbered("other", [f"hexagonal {'lorem ' * (i % 7)}{i}" for i in range(99)]))
+    corpus = yaml.safe_load(write_config(world, "contradicted").read_text())["corpus"]
+    corpus = {"audit": corpus["audit"], "unseen": {"path": "other.jsonl", "id": "id"}}
+    question = {**questions("bh")[0], "name": "members", "alpha": 0.9}
+    done(here("run", write_config(world, "contradicted", corpus=corpus, selections=[question])))
+    return world / "runs/contradicted"
 
 
 @pytest.fixture(scope="session")

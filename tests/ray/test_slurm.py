@@ -19,6 +19,7 @@ from finished import run, selection_digest
 from made_up import MakeAudit, sentence
 
 SCRIPT = str(files("cluster").joinpath("slurm/seenset.sbatch"))
+SCAN = str(files("cluster").joinpath("kuberay/setup/scan.sh"))
 ALONE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 SRUN = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nSLURM_CPUS_ON_NODE=2 exec "$@"\n'
 SCONTROL = '#!/bin/bash\necho "$@" >>"$SLURM_SUBMIT_DIR/scontrol.log"\n'
@@ -37,6 +38,28 @@ def test_without_an_audit_it_says_how_it_is_used() -> None:
     done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "audit.yaml" in done.stderr
+
+
+def test_without_the_script_of_the_scan_it_states_where_it_is(tmp_path: Path) -> None:
+    environment = job(tmp_path)
+    (tmp_path / "scan.sh").unlink()
+    done = subprocess.run(["bash", SCRIPT, "audit.yaml"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cluster/kuberay/setup" in done.stderr
+
+
+@pytest.mark.parametrize(("ended", "code"), [("0", 0), ("2", 2), ("3", 3), ("4", 0), ("5", 0), ("75", 75)])
+def test_the_audit_is_run_by_the_script_of_the_scan(ended: str, code: int, tmp_path: Path) -> None:
+    """4 and 5 (something was selected) are no failure of the job."""
+    srun = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec bash -c "$SEENSET_DRIVER" "${@:4}"\n'
+    environment = job(tmp_path, srun)
+    program = tmp_path / "bin/seenset"
+    program.write_text(f'#!/bin/bash\necho "$RAY_ADDRESS" "$@" >"$SLURM_SUBMIT_DIR/ran"\nexit {ended}\n')
+    command = ["bash", SCRIPT, "audit.yaml", "--fail-if-selected"]
+    assert subprocess.run(command, env=environment, timeout=60).returncode == code
+    address, *ran = (tmp_path / "ran").read_text().split()
+    assert ran == ["run", "audit.yaml", "--fail-if-selected"]
+    assert ":" in address
 
 
 @pytest.mark.parametrize(("left", "code"), [("0", 0), ("4", 4), ("", 3)])
@@ -69,6 +92,7 @@ def test_what_runs_out_of_time_is_queued_again_and_what_is_cancelled_is_not(
 
 def job(folder: Path, srun: str = SRUN) -> dict[str, str]:
     """What Slurm sets for a job of one node, and the stand-ins."""
+    shutil.copy(SCAN, folder)
     stand_ins = folder / "bin"
     stand_ins.mkdir(exist_ok=True)
     seenset = f'#!/bin/bash\nexec {sys.executable} -m ray_jobs.cli "$@"\n'
