@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,12 @@ DOCKERFILE = ROOT / "cluster" / "Dockerfile"
 KUBERNETES = "1.33"
 """The oldest version whose fields the built-in kinds are held to."""
 
-SCANS = ("overlays/small", "overlays/large")
+SCANS = ("base", "large")
+"""Folders of a RayJob: as it stands, and with the values of its commented lines."""
+
+COMMENTED = re.compile(r"^( +)(\w+): .*\n\1# \2: (.*)$", re.MULTILINE)
+"""A line of the RayJob, and the commented line below it with another value."""
+
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split())
 
 
@@ -39,7 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """cluster/kuberay after the page's command that writes the RayJob of the CronJob."""
     place = tmp_path_factory.mktemp("kuberay")
     shutil.copytree(KUBERAY, place, dirs_exist_ok=True)
-    (job,) = render(place / "overlays/large")
+    shutil.copytree(place / "base", place / "large")
+    text, changed = COMMENTED.subn(r"\1\2: \3", (place / "base/rayjob.yaml").read_text(encoding="utf-8"))
+    assert changed == 8
+    (place / "large/rayjob.yaml").write_text(text, encoding="utf-8")
+    (job,) = render(place / "large")
     (place / "cronjob/rayjob.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
     return place
 
@@ -186,7 +194,7 @@ def test_a_job_is_queued_by_kueue_whole(rendered: dict[str, list[Object]]) -> No
         assert all(group["replicas"] == group["minReplicas"] == group["maxReplicas"] for group in groups)
 
 
-def test_the_large_overlay_differs_from_the_small_one_in_machines_alone(rendered: dict[str, list[Object]]) -> None:
+def test_the_commented_lines_change_machines_alone(rendered: dict[str, list[Object]]) -> None:
     small, large = (of_kind(rendered[name], "RayJob") for name in SCANS)
     for job, gpus in ((small, 1), (large, 64)):
         cluster = job["spec"]["rayClusterSpec"]
@@ -211,12 +219,14 @@ def test_the_schedule_starts_one_scan_at_a_time_and_may_do_no_more(rendered: dic
     accounts = {one["metadata"]["name"] for one in rendered["setup"] if one["kind"] == "ServiceAccount"}
     assert {pod["spec"]["serviceAccountName"] for pod in pod_templates(list(rendered.values()))} == accounts
     (starter,) = containers(cron)
-    python, _, module, manifest = starter["command"]
-    assert (python, find_spec(module) is not None) == ("python", True)
+    bash, script, manifest = starter["command"]
     (mount,) = starter["volumeMounts"]
     files = of_kind(rendered["cronjob"], "ConfigMap")["data"]
-    assert [f"{mount['mountPath']}/{name}" for name in files] == [manifest]
+    assert bash == "bash"
+    assert {f"{mount['mountPath']}/{name}" for name in files} == {script, manifest}
     assert [one["kind"] for one in yaml.safe_load_all(files["rayjob.yaml"])] == ["RayJob"]
+    assert set(re.findall(r"kubectl (\w+)", files["week.sh"])) - {"has"} == {"patch", "create", "get"}
+    assert "kubectl patch --local" in files["week.sh"], "the account may not patch"
 
 
 def test_every_config_map_that_is_mounted_is_made(rendered: dict[str, list[Object]]) -> None:
