@@ -16,6 +16,8 @@ DETECTORS: Mapping[str, str] = {
 _ENDED_WITH = ["plan", "run", "retry", "evaluate", "status", "select", "verdict", "series", "pack", "verify", "trial"]
 
 OPTIONS: Mapping[str, str] = {
+    "preflight --all": "leave it out; the preflight scores no batch, which seenset run --limit 200 does",
+    "preflight --batch-timeout": "leave it out; the preflight scores no batch, which seenset run --limit 200 does",
     "trial --learn": "an attack of your own is a detector in a file (import: [FILE.py])",
     **{
         f"{command} --exit-zero-on": "let the script of the job map the exit codes, as cluster/kuberay/setup/scan.sh "

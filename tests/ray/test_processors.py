@@ -1,6 +1,5 @@
 """Two nodes whose processors differ: one decides the type for both, and the other is named."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,9 @@ def test_nodes_that_differ_score_in_one_type_and_are_named(
     audit = make_audit(model={"path": str(half)}, resources={"cluster": "ray", "actors": 4})
     decided = {"avx2": "float32", "avx2 avx512f avx512_bf16": "bfloat16"}
     nodes = [{"env_vars": {FLAGS_VARIABLE: words}, "num_cpus": 2} for words in decided]
-    commands = ["cluster.preflight", "--json", str(audit)], ["ray_jobs.cli", "run", str(audit)]
-    (code, preflight, _), (run_code, out, err) = on_two_nodes(*nodes, *commands)
+    ((code, out, err),) = on_two_nodes(*nodes, ["ray_jobs.cli", "run", str(audit)])
 
-    states = {line["state"]: line["value"] for line in json.loads(preflight)["lines"] if line["check"] == "processor"}
-    assert set(states) == {"good", "note"}
-    assert "most nodes have" in states["note"]
-    assert code in (0, 2)
-    assert run_code == 0, err
+    assert code == 0, err
     warnings = [line for line in out.splitlines() if "its CPU has other flags" in line]
     assert len(warnings) == 1
     manifest, _ = read_run(Store(str(audit.parent / "run")))

@@ -17,9 +17,7 @@ from picture_models import encoded, random_pictures, save_qwen_vl
 
 import seenset
 from benchmarks.plain_loop import process
-from cluster.inspection import CHECKS, Inspection, first_batch
 from pipeline.audit.description import build_config
-from pipeline.audit.machine import ActorShape
 from pipeline.audit.plan import make_plan
 from pipeline.audit.scored import read_scored
 from pipeline.config.audit import AuditConfig
@@ -310,14 +308,3 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_
         assert " needs more: use seenset.audit" in refused
     refused = user_error(seenset.score, llava, ["a red house"], detectors=["loss"])
     assert "it reads pictures with text, and no corpus.*.image is given" in refused
-
-
-@pytest.mark.parametrize("detectors", [DETECTORS, DETECTORS[:1]])
-def test_a_preflight_tries_a_batch_before_any_description(tmp_path: Path, llava: Path, detectors: list[Any]) -> None:
-    config = audit_of(tmp_path, llava, detectors=detectors)
-    plan = make_plan(config)
-    inspection = Inspection(config, tuple(plan.inputs), plan.shards[0], (), "preflight", shape=ActorShape(0, 1))
-    assert CHECKS["model"](inspection)
-    facts = first_batch(inspection)
-    assert facts["documents"] > 1
-    assert facts["tokens"] > 20 * facts["documents"]
