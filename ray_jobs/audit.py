@@ -17,7 +17,6 @@ from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_typ
 from pipeline.audit.common_failure import CommonFailure, CommonFailureError
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.machine import LocalMachine
-from pipeline.audit.manifest import read_run
 from pipeline.audit.plan import Plan, make_plan, pending
 from pipeline.audit.reconcile import (
     FinishedRecord,
@@ -28,7 +27,7 @@ from pipeline.audit.reconcile import (
     reconcile,
 )
 from pipeline.audit.records import KEYS_FILE
-from pipeline.audit.repair import check_reasons, count_refused, withdraw_damaged, withdraw_refused
+from pipeline.audit.repair import count_refused, withdraw_damaged, withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
 from pipeline.audit.select import Answering, Each, damaged_answers, select_all
 from pipeline.audit.status import Counts, Status, StatusFile, final_state, forget_finished, read_status
@@ -133,6 +132,7 @@ def run_plan(
 ) -> Outcome:
     """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again."""
     store, flags = Store(plan.config.run), (texts, fail_if_selected)
+    retried = _met_again(store, retried, reporter)
     earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
@@ -153,6 +153,18 @@ def run_plan(
             file_result(config, scored, plan.limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
     return Outcome(ended, report)
+
+
+def _met_again(store: Store, reasons: Collection[str], reporter: Reporter) -> Collection[str]:
+    """The reasons of a retry; none where the run is complete and no document is in quarantine for one of them."""
+    try:
+        status = read_status(store)
+    except DamagedError:  # the run writes it again
+        return reasons
+    if not reasons or status is None or status.state != "complete" or count_refused(store, reasons):
+        return reasons
+    reporter.say(f"no document of {store.url} is in quarantine for {' or '.join(reasons)}: nothing to try again")
+    return ()
 
 
 def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter: Reporter) -> FinishedRecord | None:
@@ -182,32 +194,6 @@ def _damages(store: Store, finished: FinishedRecord) -> list[str]:
     except DamagedError as error:
         problems.append(f"{str(error).rpartition('; ')[0]}; it is written again")
     return problems
-
-
-def retry_run(run: str, reasons: Sequence[str], reporter: Reporter, texts: bool = True) -> Outcome | None:
-    """Try documents in quarantine again, in any stage, and answer the run's selections again.
-
-    Args:
-        run: the run directory.
-        reasons: reasons of the quarantine; none: all that another attempt may not meet.
-        reporter: shows progress.
-        texts: whether the report shows texts.
-
-    Returns:
-        The final status of the run; None where it is complete and has no such documents.
-
-    Raises:
-        UserError: not a run directory, a reason that no attempt changes, or the errors of `run_audit`.
-    """
-    tried = check_reasons(reasons)
-    store = Store(run)
-    manifest, _ = read_run(store)
-    status = read_status(store)
-    if status is not None and status.state == "complete" and not count_refused(store, tried):
-        reporter.say(f"no document of {run} is in quarantine for {' or '.join(tried)}: nothing to try again")
-        return None
-    config = manifest.config.model_copy(update={"run": store.url})
-    return run_plan(make_plan(config, manifest.limit), reporter, texts, retried=tried)
 
 
 def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:

@@ -1,4 +1,4 @@
-"""The commands seenset init, plan, run, evaluate, trial and schema; the others are in `commands`."""
+"""The commands seenset init, plan, run, evaluate and trial; the others are in `commands`."""
 
 from __future__ import annotations
 
@@ -124,14 +124,25 @@ def run(
     limit: Limit = None,
     no_text: NoText = False,
     fail_if_selected: FailIfSelected = False,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--retry",
+            metavar="REASON",
+            help="Score documents again that are in quarantine for REASON, whose fault is over: model_error, "
+            "out_of_memory, non_finite_score, or all of these. May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Score, select and write the report. Run the same command again to resume."""
     planned = _planned(config, set_, limit)
+    from pipeline.audit.repair import check_reasons
     from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
 
+    retried = check_reasons(retry or ())
     reporter = Reporter(terminal.console(errors=json_))
-    outcome = run_plan(planned, reporter, not no_text, fail_if_selected)
+    outcome = run_plan(planned, reporter, not no_text, fail_if_selected, retried)
     facts = {**outcome.status.plain(), "report": outcome.report}
     terminal.show(json_, facts, terminal.print_outcome, planned.config.run, outcome.status, outcome.report)
     if outcome.exit_code:
@@ -212,21 +223,6 @@ def init(
     terminal.show(json_, facts, terminal.print_starter, facts, "trial" if for_trial else "plan")
 
 
-@app.command()
-def schema(
-    for_trial: Annotated[bool, typer.Option("--trial", help="Schema of a trial instead of an audit.")] = False,
-) -> None:
-    """Print the JSON schema of a configuration, for completion and validation in editors."""
-    from pipeline.config.audit import AuditConfig
-    from pipeline.config.yaml import config_schema
-    from pipeline.selection.procedures import PROCEDURES
-
-    if for_trial:
-        from pipeline.trial.config import TrialConfig
-
-    terminal.print_json(config_schema(TrialConfig if for_trial else AuditConfig, tuple(PROCEDURES)))
-
-
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
     """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
     from pipeline.audit.description import load_config
@@ -257,10 +253,17 @@ def _runs_foreign_code(audit: AuditConfig) -> bool:
     return bool(audit.import_ or entry_points(group=GROUP)) or any(model.trust_remote_code for model in models)
 
 
-def retired_option(error: TyperException) -> str | None:
-    """The refusal of an option that left the command line; None for another error."""
+def retired_word(error: TyperException, command: str) -> str | None:
+    """The refusal of an option or a command that left the command line; None for another error.
+
+    Args:
+        error: error of the command line.
+        command: its first word without a hyphen.
+    """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    return None if option is None or context is None else retired("option", f"{context.info_name} {option}")
+    if option is not None and context is not None:
+        return retired("option", f"{context.info_name} {option}")
+    return retired("command", command) if context is not None and context.parent is None else None
 
 
 _MEANT = {
@@ -274,14 +277,12 @@ _MEANT = {
 
 def usage_message(error: TyperException, given: Sequence[str]) -> str:
     """What is wrong with a command line, and what to write in its place."""
-    if (retired_one := retired_option(error)) is not None:
+    name = next((argument for argument in given if not argument.startswith("-")), "")
+    if (retired_one := retired_word(error, name)) is not None:
         return retired_one
     message = str(getattr(error, "format_message", error.__str__)())
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if message.startswith("No such command"):
-        name = next((argument for argument in given if not argument.startswith("-")), "")
-        if (left := retired("command", name)) is not None:
-            return left
         names = sorted(one.name or one.callback.__name__ for one in app.registered_commands if one.callback)
         meant = _MEANT.get(name, f"plan {name}" if name.endswith((".yaml", ".yml")) else None)
         if meant is not None:

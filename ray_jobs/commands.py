@@ -1,4 +1,4 @@
-"""The commands that read the files of runs (only retry uses a model), seenset mark, and seenset verify."""
+"""The commands that read the files of runs, seenset mark, and seenset verify."""
 
 from __future__ import annotations
 
@@ -52,29 +52,6 @@ JointAlpha = Annotated[
     float | None,
     typer.Option("--alpha", metavar="A", help="Error rate of the joint selection. Default: that of the runs."),
 ]
-
-
-def retry(
-    run: RunPath,
-    reason: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reason", help="Reason of quarantine to retry; may be repeated. Default: model_error, out_of_memory."
-        ),
-    ] = None,
-    json_: AsJson = False,
-    no_text: NoText = False,
-) -> None:
-    """Score quarantined documents again after a fault, then select again. Other scores are kept."""
-    _check_run(run)
-    from ray_jobs.audit import retry_run
-    from ray_jobs.progress import Reporter
-
-    outcome = retry_run(run, reason or (), Reporter(terminal.console(errors=json_)), not no_text)
-    if outcome is None:
-        return terminal.print_json({"retried": 0}) if json_ else None
-    facts = {**outcome.status.plain(), "report": outcome.report}
-    terminal.show(json_, facts, terminal.print_outcome, run, outcome.status, outcome.report)
 
 
 def status(
@@ -411,5 +388,5 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     supervise(may_need_cluster(manifest.config.resources))
 
 
-COMMANDS = (retry, status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
+COMMANDS = (status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
 """Commands, in the order of the help."""

@@ -136,23 +136,24 @@ def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str
     return receipt.shard, content.hexdigest()
 
 
-USUAL = ("model_error", "out_of_memory")
-"""Default reasons of a retry."""
+ALL = "all"
+"""Every one of `FAULTS`."""
 
 
 def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
     """The reasons for which documents are retried.
 
     Args:
-        reasons: reasons to check; none for `USUAL`.
+        reasons: some of `FAULTS`, or `ALL`.
 
     Raises:
         UserError: a reason that would recur in another attempt.
     """
     for reason in reasons:
-        if reason not in FAULTS:
-            raise UserError(f"reason must be one of {', '.join(FAULTS)}, got {reason!r}: others would recur")
-    return tuple(dict.fromkeys(reasons or USUAL))
+        if reason not in (*FAULTS, ALL):
+            known = ", ".join((*FAULTS, ALL))
+            raise UserError(f"--retry must be one of {known}, got {reason!r}: others would recur")
+    return FAULTS if ALL in reasons else tuple(dict.fromkeys(reasons))
 
 
 def count_refused(store: Store, reasons: Collection[str]) -> int:

@@ -13,7 +13,7 @@ DETECTORS: Mapping[str, str] = {
     "difference_quantile": "take reference, ez or wbc",
 }
 
-_ENDED_WITH = ["plan", "run", "retry", "evaluate", "status", "select", "verdict", "series", "pack", "verify", "trial"]
+_ENDED_WITH = ["plan", "run", "evaluate", "status", "select", "verdict", "series", "pack", "verify", "trial"]
 
 OPTIONS: Mapping[str, str] = {
     "preflight --all": "leave it out; the preflight scores no batch, which seenset run --limit 200 does",
@@ -28,7 +28,9 @@ OPTIONS: Mapping[str, str] = {
 """By command and option."""
 
 COMMANDS: Mapping[str, str] = {
+    "retry": "run seenset run AUDIT.YAML --retry REASON, such as --retry all",
     "review": "unseen documents have to be unseen; remove the others before the run",
+    "schema": "seenset init writes the schema beside its YAML; docs/schemas holds that of an audit and that of a trial",
 }
 
 SETTINGS: Mapping[str, str] = {

@@ -36,7 +36,6 @@ def test_every_reader_of_a_run_of_0_9_0_refuses_it_and_changes_nothing(run: Path
         ("verdict", run),
         ("select", run),
         ("select", run, "--set", "selections.*.alpha=0.9"),
-        ("retry", run),
         ("pack", run, tmp_path / "run.seenset"),
         ("export", run, "--list"),
         ("compare", run, tmp_path / "other"),

@@ -48,7 +48,7 @@ def test_an_answer_says_what_it_guarantees(reference: Path) -> None:
 
 
 def test_what_is_no_run_directory_is_told(tmp_path: Path) -> None:
-    for command in ("status", "select", "report", "verdict", "export", "retry"):
+    for command in ("status", "select", "report", "verdict", "export"):
         assert "is not a run directory" in done(here(command, tmp_path / "nothing"), 2).line
 
 

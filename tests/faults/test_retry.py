@@ -1,4 +1,4 @@
-"""A fault that outlasts all attempts puts a document into quarantine, and `seenset retry` takes it out again."""
+"""A fault that outlasts all attempts puts a document into quarantine, and `seenset run --retry` takes it out again."""
 
 import json
 import threading
@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ended
+from commands import ended, refusal
 from finished import rows, run
 from made_up import MakeAudit, sentence, write_audit
 from openai_server import Said, openai_server
-from rich.console import Console
 
 from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_run
-from pipeline.audit.repair import withdraw_refused
+from pipeline.audit.repair import check_reasons, withdraw_refused
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
-from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.errors import ExitCode, StopError
+from pipeline.stages.events import FAULTS
 from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.audit import retry_run
-from ray_jobs.progress import Reporter
+from ray_jobs.audit import Outcome
 
 AUDIT = [sentence(i) for i in range(20)]
 UNSEEN = [sentence(1000 + i) for i in range(14)]
@@ -59,8 +58,8 @@ def failing(
         yield server, write_audit(folder, model_folder, AUDIT, UNSEEN, model=model(server.url), **asked), mended
 
 
-def retry(folder: Path, *reasons: str) -> Any:
-    return retry_run(str(folder), reasons, Reporter(Console(), quiet=True))
+def retry(path: Path) -> Outcome:
+    return run(path, retried=check_reasons(["model_error", "out_of_memory"]))
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -84,11 +83,11 @@ def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the
         run(path)
         folder = tmp_path / "run"
         assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
-        assert retry(folder) is not None, "the endpoint fails still: they stay in quarantine"
+        assert retry(path).status.state == "complete", "the endpoint fails still: they stay in quarantine"
         assert rows(folder, "score").keys() == rows(folder, STAGE).keys() - FAILING
         before = len(server.bodies)
         mended.set()
-        outcome = retry(folder)
+        outcome = retry(path)
         assert outcome.status.state == "complete"
         assert len(server.bodies) == before + 2 * len(FAILING), "three draws, two at a time"
         assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies), (
@@ -109,7 +108,7 @@ def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tin
         assert {len(rows(folder, STAGE)[name]["continuations"]) for name in FAILING} == {1}
         before = len(server.bodies)
         mended.set()
-        retry(folder)
+        retry(path)
         assert len(server.bodies) == before + 2 * len(FAILING)
         whole = tmp_path / "never failed"
         run(path, f"run={whole}", "detectors=[{samia: {draws: 1}}]", "selections=[]")
@@ -118,9 +117,7 @@ def test_draws_that_a_document_had_before_its_fault_are_kept(tmp_path: Path, tin
     assert again == never
 
 
-def test_log_probabilities_that_failed_are_asked_again(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probabilities_that_failed_are_asked_again(tmp_path: Path, tiny_model_folder: Path) -> None:
     def log_probs(prompt: str) -> list[float]:
         return [-0.1 * (1 + sum(map(ord, word)) % 50) for word in prompt.split()[1:]]
 
@@ -131,9 +128,7 @@ def test_log_probabilities_that_failed_are_asked_again(
         assert len(rows(folder)) == 31
         before = len(server.bodies)
         mended.set()
-        monkeypatch.chdir(tmp_path)
-        retry(Path("run"))
-        assert json.loads((folder / "manifest.json").read_text())["config"]["run"] == str(folder)
+        retry(path)
         assert len(rows(folder)) == 34
         assert len(server.bodies) == before + len(FAILING) + 2, "and the way in which it tells them is tried"
         run(path, f"run={tmp_path / 'never failed'}")
@@ -168,14 +163,31 @@ def test_what_no_attempt_changes_is_not_tried_again(
     run(path)
     folder = tmp_path / "run"
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert ended("retry", str(folder)) == ExitCode.DONE
-    assert "is in quarantine for model_error or out_of_memory: nothing to try again" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert ended("retry", str(folder), "--json") == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out) == {"retried": 0}
+    assert ended("run", path, "--retry", "model_error", "--retry", "out_of_memory") == ExitCode.DONE
+    output = " ".join(capsys.readouterr().out.split())
+    assert "is in quarantine for model_error or out_of_memory: nothing to try again" in output
+    assert ended("run", path, "--retry", "all", "--json") == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["state"] == "complete"
     assert before == sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
-    assert ended("retry", str(folder), "--reason", "empty") == ExitCode.USER_ERROR
-    assert "reason must be one of model_error, out_of_memory, non_finite_score, got 'empty'" in capsys.readouterr().err
-    with pytest.raises(UserError, match="is not a run directory"):
-        retry(tmp_path)
+
+
+@pytest.mark.parametrize("reasons", [["empty"], ["model_error", "emtpy"], [""], ["all", "empty"]])
+def test_a_reason_that_would_recur_is_refused(
+    make_audit: MakeAudit, capsys: pytest.CaptureFixture[str], reasons: list[str]
+) -> None:
+    line = refusal(
+        capsys, "run", make_audit(AUDIT, UNSEEN), *(word for reason in reasons for word in ("--retry", reason))
+    )
+    assert f"--retry must be one of model_error, out_of_memory, non_finite_score, all, got {reasons[-1]!r}" in line
+
+
+def test_all_is_every_reason_that_may_not_recur() -> None:
+    assert check_reasons(["all"]) == check_reasons(["model_error", "all"]) == FAULTS
+    assert check_reasons(["out_of_memory", "model_error", "out_of_memory"]) == ("out_of_memory", "model_error")
+    assert check_reasons([]) == ()
+
+
+def test_a_retry_of_a_run_that_does_not_exist_yet_is_the_run(make_audit: MakeAudit, tmp_path: Path) -> None:
+    path = make_audit(AUDIT, UNSEEN)
+    assert ended("run", path, "--retry", "all") == ExitCode.DONE
+    assert len(rows(tmp_path / "run")) == len(AUDIT) + len(UNSEEN)

@@ -29,7 +29,7 @@ def test_labelled_documents_are_scored_once_and_compared(
     figures = json.loads(here(capsys, "evaluate", path, "--json")[0])
     assert {p.name: p.stat().st_mtime_ns for p in (folder / "receipts/score").iterdir()} == before
     assert [row["n_seen"] for row in figures["rows"]] == [40] * 3 + [20] * 6
-    for question in ("retry", "select", "verdict"):
+    for question in ("select", "verdict"):
         _, refusal = here(capsys, question, str(folder), code=2)
         assert f"{folder} compares documents of known membership" in refusal
     assert figures["page"] == str(folder / "evaluation/evaluation.html")

@@ -251,7 +251,7 @@ def test_a_cluster_that_does_not_read_them_costs_the_attributions_alone(
 
 @pytest.mark.slow
 def test_documents_that_are_tried_again_keep_the_attributions_of_the_others(once: Path, copied: Path) -> None:
-    """What `seenset retry` does: a shard is scored again, and every selection answered anew."""
+    """What `--retry` does: a shard is scored again, and every selection answered anew."""
     before = files(copied)
     for receipt in list(read_receipts(Store(str(copied)), "score"))[:1]:
         withdraw_receipt(Store(str(copied)), "score", receipt.shard)

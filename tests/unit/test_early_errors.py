@@ -41,7 +41,7 @@ TRIALS = {
     "a sweep": (["--set", "sweep={model.path: [./other]}"], "no model at other"),
     "a folder elsewhere": (["--set", "work=memory://work"], "a trial trains into local folders, got memory://work"),
 }
-WITH_FILE, WITH_RUN = ("plan", "run", "evaluate", "trial"), ("status", "select", "report", "verdict", "retry")
+WITH_FILE, WITH_RUN = ("plan", "run", "evaluate", "trial"), ("status", "select", "report", "verdict")
 COMMANDS = {
     **{f"audit: {case}": (["run", "audit.yaml", *more], message) for case, (more, message) in AUDITS.items()},
     **{f"trial: {case}": (["trial", "trial.yaml", *more], message) for case, (more, message) in TRIALS.items()},

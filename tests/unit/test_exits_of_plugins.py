@@ -121,12 +121,11 @@ def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tm
     assert done.stderr.strip().endswith("ended this process, so the command is not complete; finished shards are kept")
 
 
-@pytest.mark.parametrize("name", ["schema", "--help"])
-def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin(name: str) -> None:
+def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = command(name, stdout=writing)
+        done = command("--help", stdout=writing)
     finally:
         os.close(writing)
     assert done.returncode != 0

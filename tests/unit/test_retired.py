@@ -36,10 +36,11 @@ def test_a_retired_option_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize(("command", "instead"), RETIRED["command"].items())
+@pytest.mark.parametrize("more", [[], ["any"], ["any", "--json"]])
 def test_a_retired_command_is_refused_with_what_to_do(
-    capsys: pytest.CaptureFixture[str], command: str, instead: str
+    capsys: pytest.CaptureFixture[str], command: str, instead: str, more: list[str]
 ) -> None:
-    assert refusal(capsys, command, "run") == f"seenset: command {command} left in 1.0: {instead}\n"
+    assert refusal(capsys, command, *more) == f"seenset: command {command} left in 1.0: {instead}\n"
 
 
 @pytest.mark.parametrize(("path", "instead"), RETIRED["setting"].items())

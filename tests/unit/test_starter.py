@@ -34,6 +34,8 @@ from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
 
+SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
+
 
 def rows_of(name: str, count: int) -> list[dict[str, Any]]:
     body = "Text number {} of {} goes on a while."
@@ -252,9 +254,7 @@ def test_every_setting_has_the_sentence_of_its_field_once(tmp_path: Path) -> Non
             assert description is None or text.count(description) == 1, key
 
 
-def test_the_schema_beside_it_is_that_of_the_command_and_checks_the_starter(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_schema_beside_it_is_that_of_the_documentation_and_checks_the_starter(tmp_path: Path) -> None:
     write(tmp_path / "audit.jsonl", rows_of("a", 4))
     write(tmp_path / "unseen.jsonl", rows_of("u", 4))
     for starter, kind in ((audit_starter(str(tmp_path)), AuditConfig), (trial_starter(str(tmp_path)), TrialConfig)):
@@ -263,8 +263,8 @@ def test_the_schema_beside_it_is_that_of_the_command_and_checks_the_starter(
         named = tmp_path / first.removeprefix("# yaml-language-server: $schema=")
         assert named == Path(schema_path)
         schema = json.loads(named.read_text())
-        trial = ["--trial"] if kind is TrialConfig else []
-        assert schema == config_schema(kind, tuple(PROCEDURES)) == json.loads(here(capsys, "schema", *trial)[0])
+        published = SCHEMAS / ("trial.schema.json" if kind is TrialConfig else "audit.schema.json")
+        assert schema == config_schema(kind, tuple(PROCEDURES)) == json.loads(published.read_text())
         validator = jsonschema.Draft202012Validator(schema)
         settings = yaml.safe_load(Path(path).read_text())
         validator.validate(settings)
