@@ -6,13 +6,14 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import entry_points
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import Abort, TyperException
 
 from pipeline.config.retired import retired
@@ -26,9 +27,8 @@ from pipeline.errors import (
     number_meant,
 )
 from pipeline.models.devices import collect_rarely
-from ray_jobs import supervisor, terminal
+from ray_jobs import commands, supervisor, terminal
 from ray_jobs.commands import (
-    COMMANDS,
     AsJson,
     ConfigPath,
     FailIfSelected,
@@ -42,7 +42,36 @@ if TYPE_CHECKING:
     from pipeline.audit.plan import Plan
     from pipeline.config.audit import AuditConfig
 
+
+class _Readable:
+    """Help in which flags have no type, and required options stand in the usage."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The arguments and options, which the help lists."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage after the command."""
+        options, *rest = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        required = [each for each in self.get_params(ctx) if each.required and isinstance(each, TyperOption)]
+        arguments = [word.replace("...}", "}") for word in rest]  # "..." follows
+        return [options, *(f"{each.opts[0]} {each.metavar}" for each in required), *arguments]
+
+
+class _Command(_Readable, TyperCommand):
+    """A command with this help."""
+
+
+class _Group(_Readable, TyperGroup):
+    """The group of all commands with this help."""
+
+
 app = typer.Typer(
+    cls=_Group,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,7 +90,6 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
 def plan(
     config: ConfigPath,
     set_: Overrides = None,
@@ -116,7 +144,6 @@ def plan(
     terminal.show(json_, facts, terminal.print_plan, facts)
 
 
-@app.command()
 def run(
     config: ConfigPath,
     set_: Overrides = None,
@@ -149,7 +176,6 @@ def run(
         raise typer.Exit(int(outcome.exit_code))
 
 
-@app.command()
 def evaluate(
     config: ConfigPath,
     set_: Overrides = None,
@@ -165,11 +191,6 @@ def evaluate(
     terminal.show(json_, {**evaluation.plain(), "page": page}, terminal.print_evaluation, evaluation, page)
 
 
-for command in COMMANDS:
-    app.command()(command)
-
-
-@app.command()
 def trial(
     config: Annotated[str, typer.Argument(metavar="TRIAL.YAML", help="Configuration of the trial.")],
     set_: Overrides = None,
@@ -202,7 +223,6 @@ def trial(
     terminal.show(json_, facts, terminal.print_trial, outcome)
 
 
-@app.command()
 def init(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with the data.")] = ".",
     for_trial: Annotated[bool, typer.Option("--trial", help="Write trial.yaml instead of audit.yaml.")] = False,
@@ -221,6 +241,20 @@ def init(
         "config": path, "schema": schema, "guesses": starter.guesses, "missing": starter.missing, "contents": contents
     }  # fmt: skip
     terminal.show(json_, facts, terminal.print_starter, facts, "trial" if for_trial else "plan")
+
+
+GROUPS: Mapping[str, Sequence[Callable[..., None]]] = {
+    "Audit": (init, plan, run, commands.status, commands.select, commands.report),
+    "Act": (commands.verdict, commands.export, evaluate),
+    "Several runs": (commands.compare, commands.joint, commands.rank, commands.series),
+    "Evidence": (commands.mark, commands.pack, commands.verify),
+    "Trial": (trial,),
+}
+"""The commands by group, in the order of the help."""
+
+for _group, _commands in GROUPS.items():
+    for _command in _commands:
+        app.command(cls=_Command, rich_help_panel=_group)(_command)
 
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:

@@ -144,7 +144,7 @@ def export(
     run: RunPath,
     out: Annotated[
         str | None,
-        typer.Argument(metavar="[OUT]", help="Output folder: local path or fsspec URL. Default: named after the run."),
+        typer.Argument(metavar="OUT", help="Output folder: local path or fsspec URL. Default: named after the run."),
     ] = None,
     selection: Annotated[
         str | None,
@@ -231,9 +231,9 @@ def rank(
         ),
     ],
     run: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option("--run", metavar="RUN", help="Finished run that audited the items. Several: clean under all."),
-    ] = None,
+    ],
     selection: SharedSelection = None,
     alpha: JointAlpha = None,
     metric: Annotated[str | None, typer.Option("--metric", help="Default: acc, else exact_match.")] = None,
@@ -258,7 +258,7 @@ def rank(
     from pipeline.compare.results import read_all_results, task_inputs
 
     store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
-    runs = [open_finished(one) for one in run or ()]
+    runs = [open_finished(one) for one in run]
     clean, items = clean_items(runs, selection, alpha)
     read = read_all_results(results, metric, filter_, id_field)
     ranking = rank_models(clean, items, read, runs, inputs, store)
@@ -331,7 +331,7 @@ def mark(
 
 def pack(
     run: RunPath,
-    out: Annotated[str | None, typer.Argument(metavar="[OUT]", help=BUNDLE_HELP)] = None,
+    out: Annotated[str | None, typer.Argument(metavar="OUT", help=BUNDLE_HELP)] = None,
     texts: Annotated[bool, typer.Option("--texts", help=TEXTS_HELP)] = False,
     json_: AsJson = False,
 ) -> None:
@@ -386,7 +386,3 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
         )
     build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
     supervise(may_need_cluster(manifest.config.resources))
-
-
-COMMANDS = (status, select, verdict, report, export, compare, joint, rank, series, mark, pack, verify)
-"""Commands, in the order of the help."""

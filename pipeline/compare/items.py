@@ -63,8 +63,6 @@ def clean_items(
     Raises:
         UserError: direction members, runs that audited different documents, or alpha given for one run.
     """
-    if not runs:
-        raise UserError("which items are clean needs a run: give --run")
     name = chosen_selection(runs, selection)
     for run in runs:
         if (direction := run.summary(name).direction) != "clean":

@@ -150,7 +150,7 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
         return refusal(capsys, "rank", write_samples(tmp_path / "bad", "m", lines, task), *run, *more)
 
-    assert "which items are clean needs a run" in refusal(capsys, "rank", results)
+    assert "Missing option '--run'" in refusal(capsys, "rank", results)
     assert "is of task 'other', and no input is named so" in bad(good, task="other")
     assert "has results of 59 items, and the run audited 60 rows of bench.jsonl" in bad(good[:-1])
     assert "has results of 61 items, 1 of them beyond its rows" in bad([*good, sample(ITEMS, 1.0)])
