@@ -75,7 +75,7 @@ def test_a_missing_package_of_an_extra_is_named_with_the_extra(package: str, ext
 
 
 def test_the_page_of_an_installation_states_the_size_of_every_package() -> None:
-    page = (ROOT / "docs/machines.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     table = page[page.index("| package | MB |") :]
     stated = [name for row in re.findall(r"^\| (`[^|]+)\|", table, re.MULTILINE) for name in re.findall("`(.+?)`", row)]
     assert sorted(stated) == sorted(packages_in(PROJECT["project"]["dependencies"]))
