@@ -369,9 +369,11 @@ def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         The index of each run's line, int64, ascending, and its hash, uint32; every line has a run.
     """
     signs = np.frombuffer(lines, dtype=np.uint8)
-    gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n")))
+    # A text of 16 million units has its places three to eight times in memory.
+    places = np.dtype(np.int32 if len(lines) < 2**28 else np.int64)
+    gaps = np.flatnonzero((signs == ord(" ")) | (signs == ord("\n"))).astype(places)
     last = np.append(np.flatnonzero(signs[gaps] == ord("\n")), gaps.size)  # unit of each line
-    begins, ends = np.concatenate([[0], gaps + 1]), np.append(gaps, len(lines))
+    begins, ends = np.append(places.type(0), gaps + places.type(1)), np.append(gaps, places.type(len(lines)))
     first = np.concatenate([[0], last[:-1] + 1])
     stop = _ends_of_runs(lines, begins)
     runs = np.searchsorted(stop, last, side="right") - first  # complete ones of each line
@@ -386,12 +388,15 @@ def _hashes(lines: bytes) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _ends_of_runs(lines: bytes, begins: np.ndarray) -> np.ndarray:
-    """The last unit of the run that begins at each unit, int64, whatever its line."""
+    """The last unit of the run that begins at each unit, of the type of `begins`, whatever its line."""
+    places = begins.dtype
     if ord(_LETTER) not in lines:
-        return np.arange(begins.size) + (_WORDS - 1)
+        return np.arange(begins.size, dtype=places) + places.type(_WORDS - 1)
     signs = np.frombuffer(lines + b"\n", dtype=np.uint8)  # the last unit may be empty
-    size = np.cumsum(np.where(signs[begins] == ord(_LETTER), _WORDS, _LETTERS))  # a run has 5 times 8
-    return np.searchsorted(size, np.concatenate([[0], size[:-1]]) + _WORDS * _LETTERS)
+    size = np.where(signs[begins] == ord(_LETTER), np.uint8(_WORDS), np.uint8(_LETTERS))  # a run has 5 times 8
+    size = np.cumsum(size, dtype=places)
+    wanted = np.append(places.type(0), size[:-1]) + places.type(_WORDS * _LETTERS)
+    return np.searchsorted(size, wanted).astype(places)
 
 
 def _normal_words(text: str) -> str:
@@ -414,7 +419,7 @@ def _words(text: str) -> str:
         stop = len(text) if gap is None else gap.start()
         words = _WORD.findall(text, start, stop) if text.isascii() else _words_and_characters(text[start:stop])
         if max(map(len, words), default=0) > LONGEST_WORD and by_characters(text):
-            words = [one for word in words for one in (_letters(word) if len(word) > LONGEST_WORD else [word])]
+            words = [_letters(word) if len(word) > LONGEST_WORD else word for word in words]
         parts += [" ".join(words)] if words else []
         start = stop
     return " ".join(parts)
@@ -427,8 +432,9 @@ def _words_and_characters(text: str) -> list[str]:
     return [_LETTER + word if is_unspaced(word) else word for word in words] if mixed else words
 
 
-def _letters(word: str) -> list[str]:
-    return [_LETTER + letter for letter in word]
+def _letters(word: str) -> str:
+    """The characters of a word as units separated by blanks."""
+    return _LETTER + f" {_LETTER}".join(word)
 
 
 def different(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
