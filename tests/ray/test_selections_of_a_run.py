@@ -34,8 +34,8 @@ ONE = ["zlib"]
 
 
 def text(seed: int, words: int) -> str:
-    rng = random.Random(seed)
-    return f"Number {seed} " + " ".join(rng.choices(WORDS, k=words)) + "."
+    """A text whose words do not show its length, as a full stop or a number would."""
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,9 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     assert summary.promise
     names = ["blind", "resolution", "overlap", "near_copies", "groups", "duplicates", "truncated", "tail"]
     assert list(summary.diagnostics.by_name()) == names
-    assert (summary.supported, summary.standing, summary.reasons) == (None, "inconclusive", [])
+    dependent = asked["procedure"] == "kernel"  # has no remedy for two groups of 60 documents
+    assert (summary.supported, len(summary.reasons)) == ((False, 1) if dependent else (None, 0)), summary.reasons
+    assert not dependent or "They form 2 blocks" in summary.reasons[0]
     verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
     assert len(verdicts) == summary.n_audit == 120
     assert {v["doc_id"] for v in verdicts if v["selected"]} == found
@@ -196,9 +198,10 @@ def test_the_selected_are_shown_by_how_they_begin_unless_texts_are_left_out(fini
     shown = selected_rows(run)
     assert len(shown) >= 36
     for row in shown:
-        assert row["excerpt"].endswith("…")
+        text_of = texts[row["doc_id"]]
         assert len(row["excerpt"]) <= 201
-        assert texts[row["doc_id"]].startswith(row["excerpt"][:-1])
+        assert row["excerpt"].endswith("…") == (len(text_of) > 201)
+        assert text_of.startswith(row["excerpt"].removesuffix("…"))
     report = json.loads((run / "report/report.json").read_text())
     assert list(report["selections"][0]["selected"][0]["scores"]) == ONE
     select(run, {"alpha": 0.2}, texts=False)
