@@ -31,7 +31,7 @@ from pipeline.config.paths import written
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import Document, UnclosedError, read_shard
 from pipeline.corpus.files import suggested_encoding
-from pipeline.corpus.formats import format_named
+from pipeline.corpus.formats import column_of_repeats, format_named
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.notes import Notes
@@ -468,6 +468,12 @@ class _RoleKeys:
             return document.doc_id
         raise UserError(f"{self.shards[index].name} changed while it was read")
 
+    def file_of(self, position: int) -> Shard:
+        """A shard of all rows of the file that holds a document."""
+        inside = self.shards[int(np.searchsorted(self.ends, position, side="right"))]
+        some = [shard for shard in self.shards if shard.path == inside.path]
+        return replace(some[0], stop=some[-1].stop)
+
     def compared_ids(self, places: Sequence[int]) -> list[str]:
         """The ids of documents by their places among the compared ones."""
         return [self.doc_id(int(self.compared[place])) for place in places]
@@ -542,11 +548,12 @@ def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnost
     count = sum(keys.repeats.size for keys in read)
     if not count:
         return CountDiagnostic(ok=True, sentence=wording.NO_REPEATED_ID, count=0)
-    places = [(keys, int(position)) for keys in read for position in keys.repeats[:EXAMPLES]]
-    ids = [keys.doc_id(position) for keys, position in places[:EXAMPLES]]
+    places = [(keys, int(position)) for keys in read for position in keys.repeats[:EXAMPLES]][:EXAMPLES]
     over = count > config.error_budget * sum(len(keys.keys) for keys in read)
     budget, whole = config.error_budget if over else None, all(keys.whole for keys in read)
-    sentence = wording.repeated_ids_to_come(count, ids, budget, whole)
+    sentence = wording.repeated_ids_to_come(count, [keys.doc_id(place) for keys, place in places], budget, whole)
+    of_file = places[0][0].file_of(places[0][1])
+    sentence += wording.repeats_differ(of_file.name, column_of_repeats(of_file))
     return CountDiagnostic(ok=None, sentence=sentence, count=count)
 
 

@@ -336,13 +336,13 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
         unpack = next((command for end, command in OTHERS.items() if path.lower().endswith(end)), "")
         hint = f"; unpack it: {unpack.format(os.path.basename(path))}" if unpack else ""
         raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst){hint}")
-    form = content_format(form, path)
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
     stamp = digest_of(mark) if mark else ""
     before = role.known.get((role.name, path))
     if before is not None and stamp and (before.name, before.size, before.stamp) == (name, size, stamp):
         return before
+    form = content_format(form, path)
     head, tail = _ends(fs, info["name"], size)
     content = digest_of(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
     if form.unit == "file" and not _is_document(form, pictures):

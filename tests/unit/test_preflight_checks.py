@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from commands import user_error
 from finished import score_all
@@ -314,3 +316,22 @@ def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(ma
     checks.wait()
     checks.look()
     assert output.getvalue().count("are near-duplicates of") == 1
+
+
+def test_repeated_ids_that_another_column_tells_apart_are_named_with_how_to_take_one(tmp_path: Path) -> None:
+    """As in samples of lm-evaluation-harness with two filters."""
+    rows = [
+        {"id": n, "kind": kind, "part's": "x", "text": f"{words} number {n}"}
+        for kind, words in (("strict", "a quiet river"), ("loose", "an old house"))
+        for n in range(30)
+    ]
+    for name in ("a.jsonl", "a.parquet"):
+        place = tmp_path / name
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, place) if name == "a.parquet" else place.write_text("\n".join(map(json.dumps, rows)))
+        corpus = {"audit": {"path": str(place), "id": "id"}}
+        config = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": ["loss"]}
+        plan = make_plan(build_config({**config, "resources": {"shard_documents": 7}}))
+        sentence = check_documents(plan, RUN).duplicates.sentence
+        assert f"In {place} documents of one id differ in column 'kind' (loose, strict)" in sentence
+        assert f"jq -c 'select(.kind == \"loose\")' {place} > one.jsonl" in sentence

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import os
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +31,8 @@ FORMATS = {form.name: form for form in sorted(_formats(), key=lambda form: form.
 """Format name -> record, the most common first."""
 
 _SOME, _FEW = 200, 8  # rows that `init` reads
+_MANY = 50_000  # rows in which repeated ids are compared
+_MOST_KINDS, _LONGEST_LABEL = 20, 60
 _APPLY = {"encoding": "CSV, JSONL and .txt files", "delimiter": "CSV files", "quoting": "CSV files"}
 
 
@@ -92,6 +94,42 @@ def first_rows(shard: Shard) -> list[dict[str, Any]]:
         return list(table.slice(0, _FEW if heavy else _SOME).to_pylist())
     rows = (row for _, row in form.export.records(ExportSource((shard,), shard.name)) if row is not None)
     return list(itertools.islice(rows, _FEW if form.unit == "sample" else _SOME))
+
+
+def column_of_repeats(whole: Shard) -> tuple[str, list[str]] | None:
+    """The column that differs wherever an id repeats among the first rows of a file, and its values.
+
+    Files of samples of lm-evaluation-harness have each document once for each of its filters, for example.
+
+    Args:
+        whole: a shard of all rows of the file.
+
+    Returns:
+        The name of the first such column with 2 to 20 short values, and these in order; None where there is none.
+    """
+    if whole.id_column is None:
+        return None
+    export = format_named(whole.format).export
+    if export.tables is not None:
+        rows: Iterator[Mapping[str, Any] | None] = (row for table in export.tables(whole) for row in table.to_pylist())
+    else:
+        rows = (row for _, row in export.records(ExportSource((whole,), whole.name)))
+    by_id: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in itertools.islice(rows, _MANY):
+        name = None if row is None else row.get(whole.id_column)
+        if isinstance(name, str | int):
+            by_id.setdefault(name, []).append({key: one for key, one in (row or {}).items() if _is_label(one)})
+    repeated = [some for some in by_id.values() if len(some) > 1]
+    for key in repeated[0][0] if repeated else ():
+        values = [[one.get(key) for one in some] for some in repeated]
+        kinds = {value for some in values for value in some}
+        if None not in kinds and len(kinds) <= _MOST_KINDS and all(len(set(some)) == len(some) for some in values):
+            return key, sorted(map(str, kinds))
+    return None
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_LABEL
 
 
 def by_bytes(shard: Shard) -> bool:

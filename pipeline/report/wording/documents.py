@@ -5,6 +5,8 @@ Sentences depend on numbers alone, so the same check has the same text before an
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 
 from pipeline.audit.blind import TAIL_LEVEL
@@ -115,6 +117,19 @@ def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None,
         return sentence
     alike = "" if whole else "if the others are like these, "
     return f"{sentence} error_budget {budget:g} allows fewer: {alike}the run would end without an answer."
+
+
+def repeats_differ(name: str, found: tuple[str, Sequence[str]] | None) -> str:
+    """States which column differs where an id repeats, and how to take the rows of one of its values; None: nothing."""
+    if found is None:
+        return ""
+    column, values = found
+    field = f".{column}" if column.isidentifier() else f".[{json.dumps(column)}]"
+    wanted = shlex.quote(f"select({field} == {json.dumps(values[0], ensure_ascii=False)})")
+    return (
+        f" In {name} documents of one id differ in column {column!r} ({', '.join(values)}): give a file of the rows of "
+        f"one value, for JSONL by jq -c {wanted} {shlex.quote(name)} > one.jsonl"
+    )
 
 
 def repeated_ids_sentence(count: int) -> str:
