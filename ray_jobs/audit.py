@@ -158,10 +158,10 @@ def run_plan(
 def _met_again(store: Store, reasons: Collection[str], reporter: Reporter) -> Collection[str]:
     """The reasons of a retry; none where the run is complete and no document is in quarantine for one of them."""
     try:
-        status = read_status(store)
+        status = read_status(store) if reasons else None
     except DamagedError:  # the run writes it again
         return reasons
-    if not reasons or status is None or status.state != "complete" or count_refused(store, reasons):
+    if status is None or status.state != "complete" or count_refused(store, reasons):
         return reasons
     reporter.say(f"no document of {store.url} is in quarantine for {' or '.join(reasons)}: nothing to try again")
     return ()
