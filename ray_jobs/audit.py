@@ -326,6 +326,7 @@ def _scored(driver: _Driver, config: AuditConfig, work: Work, plan: Plan, fold: 
     driver.checks.wait()
     if fold is not None:
         check_inputs_since(plan, work.stages, driver.store, fold)
+    driver.store.remove_temporaries()
     heartbeat.phase("reading the scores")
     scored = read_scored(driver.store, plan.shards, plan.config.near_copies)
     note_gradient(driver.store, scored)

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -54,6 +55,9 @@ class _Kept(dict[tuple[str, str], bytes]):
 
 
 _kept = _Kept()
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Name of a temporary file."""
 
 
 class HashedFile(io.BufferedWriter):
@@ -339,6 +343,21 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.path(name), recursive=True)
 
+    def remove_temporaries(self) -> None:
+        """Remove temporary files that killed writers left on a local disk; nothing may be written at the same time.
+
+        The lock, whose heartbeat goes on, keeps its files.
+        """
+        self.check()
+        if not self.local:
+            return
+        for folder, folders, names in os.walk(self.root):
+            if folder == self.root and "lock" in folders:
+                folders.remove("lock")
+            for name in filter(_TEMPORARY.fullmatch, names):
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(folder, name))
+
     def read_json(self, name: str) -> Any:
         """The value of a JSON file; None if it does not exist.
 
@@ -390,7 +409,7 @@ class Store:
         """
         folder, base = os.path.split(self.path(name))
         folder = folder if self.local else tempfile.gettempdir()
-        temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")
+        temporary = os.path.join(folder, f".{base}.{uuid.uuid4().hex[:8]}")  # as _TEMPORARY
         try:
             os.makedirs(folder, exist_ok=True)
             with HashedFile(temporary) as file:
