@@ -39,13 +39,9 @@ def test_a_trial_whose_driver_is_gone_is_incomplete(tmp_path: Path, capsys: pyte
     assert "its driver is gone; the same command resumes" in out
 
 
-def test_a_work_folder_and_an_older_trial_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_work_folder_of_trials_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "work/audits/0a1b/run").mkdir(parents=True)
     code, _, error = printed(capsys, "status", str(tmp_path / "work"))
     assert code == 2
     assert error.endswith(f"or a single audit, {tmp_path}/work/audits/0a1b/run\n")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old/trial.json").write_text("{}")
-    code, _, error = printed(capsys, "status", str(tmp_path / "old"))
-    assert (code, "its results are in tables.txt" in error) == (2, True)
     assert "not a run directory" in printed(capsys, "status", str(tmp_path))[2]

@@ -119,11 +119,11 @@ def repeated_ids_to_come(count: int, first: Sequence[str], budget: float | None,
     return f"{sentence} error_budget {budget:g} allows fewer: {alike}the run would end without an answer."
 
 
-def repeats_differ(name: str, found: tuple[str, Sequence[str]] | None) -> str:
+def repeats_differ(name: str, differing: tuple[str, Sequence[str]] | None) -> str:
     """States which column differs where an id repeats, and how to take the rows of one of its values; None: nothing."""
-    if found is None:
+    if differing is None:
         return ""
-    column, values = found
+    column, values = differing
     field = f".{column}" if column.isidentifier() else f".[{json.dumps(column)}]"
     wanted = shlex.quote(f"select({field} == {json.dumps(values[0], ensure_ascii=False)})")
     return (
