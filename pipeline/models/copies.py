@@ -144,3 +144,12 @@ def has_experts(config: Any) -> bool:
     """Whether a configuration states several experts per layer."""
     settings = config.get_text_config().to_dict()
     return any(name.endswith("experts") and isinstance(value, int) and value > 1 for name, value in settings.items())
+
+
+def is_exact(model: Any) -> bool:
+    """Whether a model computes in float32 or float64, with weights that are not quantized."""
+    import torch
+
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    quantized = getattr(model.config, "quantization_config", None) is not None
+    return not quantized and not kinds - {torch.float32, torch.float64}

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, one_line
-from pipeline.models.probe import is_exact, largest_difference, rounding_of
+from pipeline.models.copies import is_exact
+from pipeline.models.probe import largest_difference, rounding_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, one_line, panics_as_errors
-from pipeline.models.copies import VOCABULARY, few_layers, has_experts
+from pipeline.models.copies import VOCABULARY, few_layers, has_experts, is_exact
 from pipeline.models.devices import check_lost, out_of_memory, quiet_panics
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, embedding_rows
@@ -126,15 +126,6 @@ def check_code(empty: Any, tokenizer: Any, shown: str) -> None:
         return
     if fault is not None and fault.startswith(_CHANGED):
         raise UserError(f"model {shown}: {type(empty).__name__} {fault} (random weights){_explained(empty.config)}")
-
-
-def is_exact(model: Any) -> bool:
-    """Whether a model computes in float32 or float64, with weights that are not quantized."""
-    import torch
-
-    kinds = {parameter.dtype for parameter in model.parameters()}
-    quantized = getattr(model.config, "quantization_config", None) is not None
-    return not quantized and not kinds - {torch.float32, torch.float64}
 
 
 def _explained(config: Any) -> str:

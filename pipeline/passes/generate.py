@@ -20,10 +20,9 @@ from torch.nn import functional
 
 from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError
-from pipeline.models.copies import few_layers
+from pipeline.models.copies import few_layers, is_exact
 from pipeline.models.lengths import LengthRule, length_rule
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, agree, embedding_rows
-from pipeline.models.probe import is_exact
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.shared import cache_of
 

@@ -21,7 +21,8 @@ from pipeline.report.figures import draw_figures
 from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
-from pipeline.selection.passes import EMPTY, Answer, Batch, together
+from pipeline.selection.passes import EMPTY, Answer, Batch, SelectionInput, together
+from pipeline.selection.schedule import Level
 
 MOST_BYTES = 60_000
 
@@ -32,7 +33,7 @@ def known_scores(count: int, seed: int) -> Batch:
 
 
 def decided(selection: SelectionConfig, audited: Batch, known: Batch) -> Answer:
-    asking = answer(selection, 0, known, EMPTY, 2)
+    asking = answer(SelectionInput(selection, Level.of(selection, None), 0, known, EMPTY, 2))
     (one,) = together([asking], lambda asks: {index: ask.of_shard(audited) for index, ask in asks})
     return one
 

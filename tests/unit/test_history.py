@@ -184,7 +184,7 @@ def test_a_damaged_history_is_named(store: Store) -> None:
     with pytest.raises(UserError, match=r"history\.jsonl is damaged: line 2 is not JSON"):
         run_status(store.url)
     store.write("selection/history.jsonl", good + b"{}\n")
-    with pytest.raises(UserError, match=r"history\.jsonl, line 2, is damaged: missing key"):
+    with pytest.raises(UserError, match=r"history\.jsonl, line 2, is damaged: its content is not what was written"):
         run_status(store.url)
 
 
