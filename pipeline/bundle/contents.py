@@ -52,7 +52,7 @@ from pipeline.selection.weighted import LEVELS
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 
 TEXTS = pa.field("texts", pa.list_(pa.string()))  # texts of all versions, in order
-DRAWN = pa.field(FEATURES, FEATURES_TYPE)  # bundles of version 0.10.0 have no such column
+DRAWN = pa.field(FEATURES, FEATURES_TYPE)
 FIELDS = (
     pa.field(VERSIONS, VERSIONS_TYPE),
     pa.field("salt", pa.binary(32)),
@@ -138,7 +138,7 @@ class BundledVersions:
 
     table: pa.Table  # rows of `documents.parquet`
     config: AuditConfig
-    draws: VersionDraws | None  # None for a bundle without features
+    draws: VersionDraws
     parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # cache, by detectors
 
     @classmethod
@@ -168,19 +168,16 @@ class BundledVersions:
         for name, holds in conditions.items():
             if not pc.all(pc.fill_null(holds, False), min_count=0).as_py():
                 raise RefutedError(f"{name} of a document are not those of its versions")
-        draws = None
-        if FEATURES in scored.column_names:
-            named = scored.select(["id", VERSIONS, FEATURES]).rename_columns(["doc_id", VERSIONS, FEATURES])
-            draws = _draws(named, config)
-        return cls(scored, config, draws)
+        named = scored.select(["id", VERSIONS, FEATURES]).rename_columns(["doc_id", VERSIONS, FEATURES])
+        return cls(scored, config, _draws(named, config))
 
     def part(self, columns: list[str]) -> VersionPart:
         """The scores of all versions by these detectors, as `version_part` reads them from a run."""
         renamed = self.table.select(["id", VERSIONS]).rename_columns(["doc_id", VERSIONS])
         if tuple(columns) not in self.parts:
             first = next(iter(self.parts.values()), None)
-            left_out = frozenset() if self.draws is None else self.draws.left_out
-            self.parts[tuple(columns)] = replace(version_part(renamed, self.config, columns, left_out), like=first)
+            part = version_part(renamed, self.config, columns, self.draws.left_out)
+            self.parts[tuple(columns)] = replace(part, like=first)
         return self.parts[tuple(columns)]
 
     def answer(self, selection: SelectionConfig, quarantined: int) -> Verdict:
@@ -291,7 +288,6 @@ def bundled_schema(
     columns: Sequence[str],
     texts: bool,
     versions: bool = False,
-    features: bool = True,
 ) -> pa.Schema:
     """Columns of `documents.parquet`.
 
@@ -300,10 +296,9 @@ def bundled_schema(
         columns: score columns of the verdict; empty without one.
         texts: whether it includes texts.
         versions: whether documents have versions.
-        features: whether these have features of their draws.
     """
     if versions:
-        return pa.schema([*_ALWAYS, *FIELDS, *([DRAWN] if features else []), *([TEXTS] if texts else [])])
+        return pa.schema([*_ALWAYS, *FIELDS, DRAWN, *([TEXTS] if texts else [])])
     calibrations = [(calibration_of(one.calibration), NULL_ROLE[one.direction]) for one in selections]
     weighted = sorted({weight_column(role) for calibration, role in calibrations if calibration.weighted})
     scores = sorted({*columns, *(column for one in selections for column in one.detectors)})

@@ -140,8 +140,7 @@ class _Bundle:
             check_known(selection.procedure, f"selection {selection.name}: ")
         manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
         has_versions = manifest.config.corpus.versions is not None
-        features = FEATURES in _columns(members, DOCUMENTS)
-        schema = bundled_schema(index.selections, index.columns, index.texts, has_versions, features)
+        schema = bundled_schema(index.selections, index.columns, index.texts, has_versions)
         documents = _table(members, DOCUMENTS, schema)
         check_values(documents)
         versions = BundledVersions.of(documents, manifest.config) if has_versions else None
@@ -258,13 +257,9 @@ class _Bundle:
         """State which documents with versions have no features of their draws."""
         if self.versions is None:
             return
-        documents, draws = len(self.versions.table), self.versions.draws
-        unknown = documents if draws is None else self.versions.table[FEATURES].null_count
-        if unknown:
-            by = "version 0.10.0, which did not check draws" if draws is None else "seenset mark"
-            yield Checked(
-                "stated", "draws", f"that published versions were drawn at random, of {unknown:,} documents by {by}"
-            )
+        if unknown := self.versions.table[FEATURES].null_count:
+            about = f"that published versions were drawn at random, of {unknown:,} documents by seenset mark"
+            yield Checked("stated", "draws", about)
 
     def check_verdict(self) -> Iterator[Checked]:
         """Recompute the verdict on the collection, if there is one."""
@@ -278,8 +273,7 @@ class _Bundle:
         setting, blind = Setting(*of_run, sampled, config.series is not None), None
         if self.versions is not None:
             part = self.versions.part([one.column for one in parse_detectors(config.detectors)])
-            draws = self.versions.draws
-            recomputed = judge_parts([part], setting, None if draws is None else draws.diagnostic)
+            recomputed = judge_parts([part], setting, self.versions.draws.diagnostic)
         else:
             seeking = [one for one in self.index.selections if one.direction == "members"]
             answers = [(one, self.summaries[one.name]) for one in seeking]
@@ -345,7 +339,7 @@ class _Bundle:
             "sign_symmetry": computed.sign_symmetry,
             "weighting": weighting,
         }
-        if self.versions is not None and self.versions.draws is not None:
+        if self.versions is not None:
             known["shuffle"] = self.versions.draws.diagnostic
         diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
         dependent = False
@@ -464,14 +458,6 @@ def _json(members: dict[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{name} is not a JSON object")
     return value
-
-
-def _columns(members: dict[str, bytes], name: str) -> list[str]:
-    """The names of the columns of a table; empty where it is damaged."""
-    try:
-        return list(pq.read_schema(pa.BufferReader(members[name])).names)
-    except (pa.ArrowException, OSError):
-        return []
 
 
 def _table(members: dict[str, bytes], name: str, schema: pa.Schema) -> pa.Table:

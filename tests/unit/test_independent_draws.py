@@ -318,24 +318,8 @@ def test_features_that_no_item_has_are_refused_in_one_line(
         verify_bundle(forged(bundle, {"documents.parquet": in_first("features", change)}), "b")
 
 
-def test_a_bundle_of_version_0_10_0_holds_and_states_that_draws_were_not_checked(bundle: bytes) -> None:
-    """It has no features, and its summary no shuffle check; the list is that of all distinct sets of versions."""
-
-    def unchecked(summary: dict[str, Any]) -> dict[str, Any]:
-        return {**summary, "diagnostics": {k: v for k, v in summary["diagnostics"].items() if k != "shuffle"}}
-
-    def earlier_verdict(verdict: dict[str, Any]) -> dict[str, Any]:
-        return {**verdict, "sentences": [line for line in verdict["sentences"] if "Nothing in the texts" not in line]}
-
-    earlier = forged(
-        bundle,
-        {
-            "documents.parquet": lambda table: table.drop_columns(["features"]),
-            "answers/list.json": unchecked,
-            "verdict.json": earlier_verdict,
-        },
-    )
-    assert findings(earlier, "refuted") == []
-    assert any(
-        "of 21 documents by version 0.10.0, which did not check draws" in line for line in findings(earlier, "stated")
-    )
+def test_a_bundle_without_features_of_its_draws_is_refuted(bundle: bytes) -> None:
+    """Whoever removes them hides that published versions were not drawn at random."""
+    without = forged(bundle, {"documents.parquet": lambda table: table.drop_columns(["features"])})
+    with pytest.raises(RefutedError, match=r"documents\.parquet"):
+        verify_bundle(without, "b")
