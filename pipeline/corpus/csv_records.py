@@ -172,20 +172,6 @@ def record_of(fields: Sequence[str], dialect: Dialect) -> str:
     return f"{_MARK}{text}" if text.startswith(_MARK) else text  # a mark at the start of a record is skipped
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
-"""First characters of a value that spreadsheet programs may run as a formula, and of a value that was escaped."""
-
-
-def escape_formula(text: str) -> str:
-    """A text as a value of a CSV file for people: a spreadsheet program takes none of these for a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def unescape_formula(text: str) -> str:
-    """The text of a value from `escape_formula`."""
-    return text.removeprefix("'")
-
-
 def _format(dialect: Dialect, strict: bool = False) -> dict[str, Any]:
     """The arguments of `csv` for a dialect."""
     if dialect.quoting == "none":

@@ -25,9 +25,7 @@ from pipeline.corpus.csv_records import (
     count_records,
     csv_records,
     csv_rows,
-    escape_formula,
     record_of,
-    unescape_formula,
 )
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import Overlong
@@ -440,14 +438,6 @@ def test_the_command_stops_at_a_quote_that_is_never_closed(
     assert not (path.parent / "run" / "receipts").exists()
     path = audited(ROWS[:4] + [row.replace(",", ',"') for row in ROWS[4:]], quoting="none")
     here(capsys, "run", path)
-
-
-@given(st.text(st.sampled_from("=+-@\t\r'a1 "), max_size=5))
-def test_a_value_for_people_is_no_formula_and_loses_exactly_one_quote_again(text: str) -> None:
-    escaped = escape_formula(text)
-    assert not escaped.startswith(tuple("=+-@\t\r"))
-    assert unescape_formula(escaped) == text
-    assert escaped in (text, f"'{text}")
 
 
 @given(st.lists(st.text(st.sampled_from("a,;\"\n\r\t ='"), max_size=5), min_size=2, max_size=3))
