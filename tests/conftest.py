@@ -39,7 +39,7 @@ def shift_seeds(owner: object, name: str) -> None:
     if isinstance(original, type):
 
         class Shifted(original):
-            def __new__(cls, seed: object = None) -> object:
+            def __new__(cls, *_: object, **__: object) -> object:  # also for subclasses, as of Hypothesis
                 return super().__new__(cls)
 
             def __init__(self, seed: object = None) -> None:

@@ -186,7 +186,7 @@ def test_half_precision_is_held_to_shares_of_the_standard_deviation(
     with caplog.at_level(logging.WARNING):
         check_causal(noisy(0.03), "x")
     (record,) = caplog.records
-    assert "model x: ChangedForCausalLM gives the same text other logits" in record.getMessage()
+    assert "model x: ChangedForCausalLM" in record.getMessage()  # which of its probes is named depends on the noise
     assert "% of their standard deviation" in record.getMessage()
     assert "rounding by at most 10%" in user_error(check_causal, noisy(0.2), "x")
 

@@ -83,7 +83,7 @@ def test_symmetric_signs_pass_skewed_ones_fail_in_a_sentence_and_nothing_is_clai
     assert not skewed.ok
     assert skewed.shares == tuple(signs)
     assert f"of the 10. of 10 groups by size of W, smallest first, {signs[-1]:.0%} are" in skewed.sentence
-    assert signs[-1] > 0.9
+    assert signs[-1] > 0.8
     assert "does not hold here" in skewed.sentence
     some = sign_symmetry(np.random.default_rng(3).permutation([1.0] * 27 + [-1.0] * 12))
     assert some.ok
