@@ -61,6 +61,7 @@ def check_culprit(run: Path, reference: Path, name: str) -> None:
 # --- in the process of the command
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_twice(audit: Audit, orders: Orders, reference: Path, tmp_path: Path) -> None:
     path, run = audit(resources={"actors": 2}), tmp_path / "run"
     orders.give(seconds=0.1)
@@ -81,6 +82,7 @@ def test_a_document_that_kills_its_process(world: Path, audit: Audit, reference:
     check_culprit(tmp_path / "run", reference, "deadly")
 
 
+@pytest.mark.slow
 def test_a_document_that_breaks_the_device(world: Path, audit: Audit, reference: Path, tmp_path: Path) -> None:
     path = audit(corpus=with_one_more(world, "breaking", " This breaks the device."))
     rerun(path, 3)
@@ -145,6 +147,7 @@ def on_cluster(audit: Audit, actors: int = 2, **settings: Any) -> Path:
     return audit(resources={"cluster": "ray", "actors": actors}, **settings)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed(
     audit: Audit, orders: Orders, reference: Path, tmp_path: Path, ray_address: str
 ) -> None:

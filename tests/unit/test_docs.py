@@ -150,6 +150,7 @@ def test_the_tree_and_the_paths_of_the_architecture_are_those_of_the_code() -> N
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     options = ["--fail-on-warning", "--keep-going", "--quiet"]
     command = [sys.executable, "-m", "sphinx", *options, str(PAGES), str(tmp_path)]

@@ -189,6 +189,7 @@ def test_only_files_of_the_fingerprint_are_opened(
     assert len(here & hashed) >= (1 if "GGUF" in name else 3)
 
 
+@pytest.mark.slow
 def test_of_a_whole_run_too(
     tiny_model_folder: Path, paraphraser: dict[str, str], tmp_path: Path, make_audit: Callable[..., Path]
 ) -> None:
