@@ -268,9 +268,9 @@ def test_adadetect_never_exceeds_the_bound_when_it_learns_from_a_sample_by_ids(s
     ids=["correlated", "few members", "differences tell"],
 )
 def test_adadetect_finds_more_than_the_best_single_detector_with_all_calibration_documents(setting: Detectors) -> None:
-    _, learnt = simulate(setting, adadetect, 40, seed=8)
-    _, best = simulate(setting, single(0), 40, seed=8)
-    assert learnt.mean > best.mean + 2 * math.hypot(learnt.se, best.se)
+    _, learnt = simulate(setting, adadetect, 120, seed=8)
+    _, best = simulate(setting, single(0), 120, seed=8)
+    assert learnt.mean > best.mean + 4 * math.hypot(learnt.se, best.se)
 
 
 # ---------------------------------------------------------------- knockoffs

@@ -85,7 +85,7 @@ def test_the_fewest_that_can_be_selected_are_selected_where_all_evidence_is_perf
         assert (shown > m) == (fewest > m)
         assert shown > m or shown == fewest
         sizes.append(fewest <= m)
-    assert 10 < sum(sizes) < len(sizes)
+    assert min(sum(sizes), len(sizes) - sum(sizes)) > 5  # both outcomes occur
 
 
 @pytest.mark.parametrize(

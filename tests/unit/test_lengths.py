@@ -170,12 +170,12 @@ def test_versions_and_texts_behind_a_prefix_are_as_read_whole(kind: str) -> None
 @pytest.mark.parametrize("kind", ["Phi-3", "Llama with LongRoPE", "Gemma 3, one kind of layer"])
 def test_a_continuation_does_not_depend_on_other_prompts(kind: str, tiny_model_folder: Path) -> None:
     lm = made(kind, AutoTokenizer.from_pretrained(tiny_model_folder))
-    sampling = Sampling(temperature=1.0, max_new_tokens=12)
+    sampling = Sampling(temperature=2.0, max_new_tokens=12)
     prompts = [Prompt((number,), one, range(2)) for number, one in enumerate(texts((3, 20, 10, 12, 12, 16, 30, 4)))]
     together = continuations(lm, prompts, sampling, seed=1)
     for prompt, drawn in zip(prompts, together, strict=True):
         assert continuations(lm, [prompt], sampling, seed=1) == [drawn]
-    assert len({one.ids for drawn in together for one in drawn}) > 1.5 * len(prompts)  # draws may coincide
+    assert len({one.ids for drawn in together for one in drawn}) == 2 * len(prompts)
 
 
 def test_a_continuation_beyond_the_first_frequencies_is_that_of_transformers(tiny_model_folder: Path) -> None:
