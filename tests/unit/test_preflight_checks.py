@@ -321,7 +321,7 @@ def test_checks_that_are_not_done_stop_nothing_and_what_they_say_is_said_once(ma
 def test_repeated_ids_that_another_column_tells_apart_are_named_with_how_to_take_one(tmp_path: Path) -> None:
     """As in samples of lm-evaluation-harness with two filters."""
     rows = [
-        {"id": n, "kind": kind, "part's": "x", "text": f"{words} number {n}"}
+        {"id": n, "text": f"{words} number {n}", "note": f"{kind} {n}", "kind": kind, "part's": "x"}
         for kind, words in (("strict", "a quiet river"), ("loose", "an old house"))
         for n in range(30)
     ]
@@ -335,3 +335,13 @@ def test_repeated_ids_that_another_column_tells_apart_are_named_with_how_to_take
         sentence = check_documents(plan, RUN).duplicates.sentence
         assert f"In {place} documents of one id differ in column 'kind' (loose, strict)" in sentence
         assert f"jq -c 'select(.kind == \"loose\")' {place} > one.jsonl" in sentence
+
+
+def test_repeated_ids_of_rows_that_differ_in_their_texts_alone_name_no_column(tmp_path: Path) -> None:
+    rows = [{"id": n % 5, "place": n, "text": f"short {n}"} for n in range(10)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = {"audit": {"path": str(tmp_path / "a.jsonl"), "id": "id"}}
+    config = {"run": str(tmp_path / "run"), "model": {"path": "m"}, "corpus": corpus, "detectors": ["loss"]}
+    sentence = check_documents(make_plan(build_config(config)), RUN).duplicates.sentence
+    assert sentence.startswith("5 documents repeat an id")
+    assert "differ in column" not in sentence

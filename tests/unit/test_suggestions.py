@@ -75,9 +75,12 @@ def test_a_detector_of_pictures_gets_its_part() -> None:
 
 
 @pytest.mark.parametrize("run", [".", "..", "data"])
-def test_a_run_directory_that_would_fill_a_folder_of_the_user_is_refused(tmp_path: Path, run: str) -> None:
+def test_a_run_directory_that_would_fill_a_folder_of_the_user_is_refused(
+    tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "project"
     (folder / "data").mkdir(parents=True)
+    monkeypatch.chdir(folder)
     for name in ("a.jsonl", "b.jsonl"):
         (folder / "data" / name).write_text('{"text": "some words"}\n')
     corpus = {"audit": {"path": "data/a.jsonl"}, "unseen": {"path": "data/b.jsonl"}}

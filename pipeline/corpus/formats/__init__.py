@@ -105,7 +105,8 @@ def column_of_repeats(whole: Shard) -> tuple[str, list[str]] | None:
         whole: a shard of all rows of the file.
 
     Returns:
-        The name of the first such column with 2 to 20 short values, and these in order; None where there is none.
+        The name of the first such column but for that of the texts, with as many short values as an id has rows, and
+        these in order; None where there is none.
     """
     if whole.id_column is None:
         return None
@@ -120,10 +121,12 @@ def column_of_repeats(whole: Shard) -> tuple[str, list[str]] | None:
         if isinstance(name, str | int):
             by_id.setdefault(name, []).append({key: one for key, one in (row or {}).items() if _is_label(one)})
     repeated = [some for some in by_id.values() if len(some) > 1]
-    for key in repeated[0][0] if repeated else ():
+    most = max(map(len, repeated), default=0)
+    for key in repeated[0][0] if most <= _MOST_KINDS and repeated else ():
         values = [[one.get(key) for one in some] for some in repeated]
         kinds = {value for some in values for value in some}
-        if None not in kinds and len(kinds) <= _MOST_KINDS and all(len(set(some)) == len(some) for some in values):
+        differ = None not in kinds and all(len(set(some)) == len(some) for some in values)
+        if key != whole.text and differ and len(kinds) == most:
             return key, sorted(map(str, kinds))
     return None
 
