@@ -31,7 +31,7 @@ from pipeline.config.paths import written
 from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import Document, UnclosedError, read_shard
 from pipeline.corpus.files import suggested_encoding
-from pipeline.corpus.formats import column_of_repeats, format_named
+from pipeline.corpus.formats import distinguishing_column, format_named
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.notes import Notes
@@ -468,7 +468,7 @@ class _RoleKeys:
             return document.doc_id
         raise UserError(f"{self.shards[index].name} changed while it was read")
 
-    def file_of(self, position: int) -> Shard:
+    def whole_file(self, position: int) -> Shard:
         """A shard of all rows of the file that holds a document."""
         inside = self.shards[int(np.searchsorted(self.ends, position, side="right"))]
         some = [shard for shard in self.shards if shard.path == inside.path]
@@ -552,8 +552,8 @@ def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnost
     over = count > config.error_budget * sum(len(keys.keys) for keys in read)
     budget, whole = config.error_budget if over else None, all(keys.whole for keys in read)
     sentence = wording.repeated_ids_to_come(count, [keys.doc_id(place) for keys, place in places], budget, whole)
-    of_file = places[0][0].file_of(places[0][1])
-    sentence += wording.repeats_differ(of_file.name, column_of_repeats(of_file))
+    of_file = places[0][0].whole_file(places[0][1])
+    sentence += wording.repeats_differ(of_file.name, distinguishing_column(of_file))
     return CountDiagnostic(ok=None, sentence=sentence, count=count)
 
 

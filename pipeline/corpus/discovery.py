@@ -165,28 +165,11 @@ def discover_data(folder: str) -> FolderData:
         if form.columns is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
             continue
-        place, name = os.path.split(path)
-        pattern = path if form.is_folder else _INDEX.sub("*", name)
         try:
-            where = os.path.join(folder, path)
-            form = form if form.is_folder else content_format(form, where)
-            assert form.columns is not None  # content is of tables only
-            dialect = detected(where, form.settings)
-            entry = InputFile("audit", path, where, form.name, 0, None, "", dialect=dialect)
-            shard = whole_shard(entry, SourceConfig(path=where))
-            columns = tuple(form.columns(shard))
-            key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
-            rows = samples.get(key) or first_rows(shard)
-            if not rows:
-                raise ValueError("no rows")
-        except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
-            unread.append(f"{path} (not readable as {form.name})")
-            left.append((path, f"not readable as {form.name}"))
-            continue
-        key = (*key, _image_column(columns, rows, os.path.join(folder, place)))
-        if key[-1] is None and text_column(columns, rows) is None:
-            unread.append(f"{path} (no column of text)")
-            left.append((path, "no column of text"))
+            key, rows = _table_in(folder, path, form, samples)
+        except _NotReadError as error:
+            unread.append(f"{path} ({error})")
+            left.append((path, str(error)))
             continue
         groups.setdefault(key, []).append(path)
         samples.setdefault(key[:-1], rows)
@@ -206,6 +189,49 @@ def discover_data(folder: str) -> FolderData:
         if not any(one.paths == (place,) for one in taken):
             left += ((path, _BESIDE_TABLES) for path in paths if (path,) not in {one.paths for one in taken})
     return FolderData(tuple(files), tuple(unread), _as_left(left), len(entries) <= MOST_ENTRIES)
+
+
+class _NotReadError(Exception):
+    """A file of a known format has no documents; states why."""
+
+
+def _table_in(
+    folder: str, path: str, form: Format, samples: Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
+) -> tuple[tuple[Any, ...], Sequence[Mapping[str, Any]]]:
+    """What the files of one kind have in common, and first rows of them.
+
+    Args:
+        folder: the folder that is searched.
+        path: path of a table in it.
+        form: format of its suffix.
+        samples: first rows by kind, but for the column of pictures.
+
+    Returns:
+        (folder, pattern of names, format, columns, dialect, column of pictures), and the rows.
+
+    Raises:
+        _NotReadError: the table is not readable, has no rows, or no column of text.
+    """
+    place, name = os.path.split(path)
+    pattern = path if form.is_folder else _INDEX.sub("*", name)
+    try:
+        where = os.path.join(folder, path)
+        form = form if form.is_folder else content_format(form, where)
+        assert form.columns is not None  # content is of tables only
+        dialect = detected(where, form.settings)
+        entry = InputFile("audit", path, where, form.name, 0, None, "", dialect=dialect)
+        shard = whole_shard(entry, SourceConfig(path=where))
+        columns = tuple(form.columns(shard))
+        key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
+        rows = samples.get(key) or first_rows(shard)
+        if not rows:
+            raise ValueError("no rows")
+    except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
+        raise _NotReadError(f"not readable as {form.name}") from None
+    image = _image_column(columns, rows, os.path.join(folder, place))
+    if image is None and text_column(columns, rows) is None:
+        raise _NotReadError("no column of text")
+    return (*key, image), rows
 
 
 def _as_left(left: Sequence[tuple[str, str]]) -> tuple[LeftFiles, ...]:

@@ -96,7 +96,7 @@ def first_rows(shard: Shard) -> list[dict[str, Any]]:
     return list(itertools.islice(rows, _FEW if form.unit == "sample" else _SOME))
 
 
-def column_of_repeats(whole: Shard) -> tuple[str, list[str]] | None:
+def distinguishing_column(whole: Shard) -> tuple[str, list[str]] | None:
     """The column that differs wherever an id repeats among the first rows of a file, and its values.
 
     Files of samples of lm-evaluation-harness have each document once for each of its filters, for example.
