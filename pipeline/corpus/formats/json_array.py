@@ -14,7 +14,7 @@ from typing import IO, Any
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent, Overlong, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, edited_line, parsed_line
+from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, edited_line, parsed_line, parsed_rows
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import compression_of
@@ -134,15 +134,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
-    wanted = base.wanted_columns(shard)
-    for row, element in _elements(shard):
-        deadly = not isinstance(element, Overlong) and watch(row, False)
-        value = base.DEADLY if deadly else parsed_line(element, shard, wanted)
-        if isinstance(value, base.Unreadable):
-            yield row, value, *base.NOTHING
-        else:
-            missing = base.Unreadable("not_text", f"no field {shard.text!r}")
-            yield row, base.field_of(value, shard.text, missing), *base.other_fields(value, shard)
+    return parsed_rows(_elements(shard), shard, watch)
 
 
 def _estimate(entry: InputFile) -> Extent:

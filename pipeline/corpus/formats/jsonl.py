@@ -151,8 +151,15 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
+    return parsed_rows(lines(shard), shard, watch)
+
+
+def parsed_rows(
+    numbered: Iterable[tuple[int, bytes | Overlong]], shard: Shard, watch: base.Watch
+) -> Iterator[base.Row]:
+    """The rows of a shard from its lines, or from the elements of an array, by their numbers."""
     wanted = base.wanted_columns(shard)
-    for row, line in lines(shard):
+    for row, line in numbered:
         deadly = not isinstance(line, Overlong) and watch(row, False)
         value = base.DEADLY if deadly else parsed_line(line, shard, wanted)
         if isinstance(value, base.Unreadable):
