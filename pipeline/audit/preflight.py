@@ -91,6 +91,12 @@ class InputFindings(Record):
     documents: int = Field(description="Number of its documents that were read.")
     reasons: dict[str, int] = Field({}, description="Reason of the quarantine -> number of these documents.")
     problem: str = Field("", description="The first problem in words.")
+    left_out: dict[str, int] = Field(
+        {},
+        exclude_if=lambda left_out: not left_out,
+        description="Reason -> number of documents whose orders are not equally likely; left out where there are none.",
+    )
+    example: str = Field("", exclude_if=lambda text: not text, description="The first of these reasons in words.")
     notes: dict[str, tuple[int, int]] = Field({}, description="Kind of note -> their number, and the first place.")
 
     @property
@@ -116,6 +122,12 @@ class InputFindings(Record):
         if self.reasons:
             over = sum(self.reasons.values()) > error_budget * self.documents
             lines.append(f"{WARNING if over else NOTE}{self.problems}")
+        if self.left_out:
+            every = sum(self.left_out.values()) == self.documents
+            lines.append(
+                f"{WARNING if every else NOTE}"
+                f"{wording.items_left_out(self.name, self.documents, self.left_out, self.example)}"
+            )
         return lines + [f"{NOTE}{line}" for line in notes.sentences(self.name, doubts=False)]
 
 
@@ -128,6 +140,8 @@ class _Tally:
     misfits: int = 0  # documents that are not in the encoding of the input
     reasons: Counter[str] = field(default_factory=Counter)
     problem: str = ""
+    left_out: Counter[str] = field(default_factory=Counter)  # items with options whose orders are not equally likely
+    example: str = ""
     notes: Notes = field(default_factory=Notes)
 
 
@@ -149,7 +163,10 @@ class DocumentTally:
                 continue
             reason, message = document.problem
             tally.misfits += reason == "undecodable"
-            if reason not in LEFT_OUT:
+            if reason in LEFT_OUT:
+                tally.example = tally.example or message
+                tally.left_out[reason] += 1
+            else:
                 tally.problem = tally.problem or message
                 tally.reasons[reason] += 1
 
@@ -171,10 +188,12 @@ class DocumentTally:
                 documents=one.documents,
                 reasons=dict(one.reasons.most_common()),
                 problem=one.problem,
+                left_out=dict(one.left_out.most_common()),
+                example=one.example,
                 notes=one.notes.counts,
             )
             for one in self._inputs.values()
-            if one.reasons or one.notes.counts
+            if one.reasons or one.left_out or one.notes.counts
         ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.audit.description import build_config
 from pipeline.audit.draws import DrawsPreview, VersionDraws, table_in_memory, version_draws
-from pipeline.audit.plan import make_plan
+from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.preflight import PLAN, check_documents
 from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, versions_features
@@ -77,6 +77,13 @@ def preview_of(path: Path, rows: Sequence[Row], versions: dict[str, Any], **sour
 
 def preview_in(path: Path, versions: dict[str, Any], **source: Any) -> DrawsPreview:
     """What `seenset plan` says of a file, with the model left out."""
+    preview = check_documents(plan_of(path, versions, **source), PLAN).draws
+    assert preview is not None
+    return preview
+
+
+def plan_of(path: Path, versions: dict[str, Any], **source: Any) -> Plan:
+    """The plan of an audit of a file, with the model left out."""
     given = {"path": str(path), "versions": versions, **source}
     config = build_config(
         {
@@ -87,9 +94,7 @@ def preview_in(path: Path, versions: dict[str, Any], **source: Any) -> DrawsPrev
             "selections": [{"name": "list", "detectors": ["loss"], "procedure": "versions"}],
         }
     )
-    preview = check_documents(make_plan(config), PLAN).draws
-    assert preview is not None
-    return preview
+    return make_plan(config)
 
 
 @lru_cache(maxsize=20_000)

@@ -15,12 +15,15 @@ from made_up_items import (
     make_items,
     make_versions,
     name,
+    plan_of,
     preview_in,
     preview_of,
+    write_rows,
 )
 from marked_runs import write_items
 from scipy.stats import binom, poisson_binom
 
+from pipeline.audit.preflight import plan_checks
 from pipeline.config.corpus import VersionsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.draw_features import ASCENDING, DESCENDING, UNKNOWN, order_code
@@ -361,6 +364,21 @@ def test_indices_0_of_documents_with_different_numbers_of_versions_contradict_th
     rows = [{**row, "id": str(number)} for number, row in enumerate(rows)]
     found = draws_of_versions(rows)
     assert found.check.failed()[0].about == "the published version is the first of all versions in 40 of 40 documents"
+
+
+# --- items that are left out
+
+
+@pytest.mark.parametrize("every", [True, False])
+def test_a_plan_states_how_many_items_are_left_out_and_why(tmp_path: Path, every: bool) -> None:
+    rows = make_items(60)
+    for number, row in enumerate(rows):
+        if every or number % 10 == 0:
+            row["choices"] = [f"Statement {place + 1}: {text}" for place, text in enumerate(row["choices"])]
+    lines = plan_checks(plan_of(write_rows(tmp_path / "items.jsonl", rows), PERMUTED))["lines"]
+    (line,) = [line for line in lines if "left out" in line]
+    assert line.startswith("warning: 60 of 60" if every else "note: 6 of 60")
+    assert f": {60 if every else 6} options refer (first: option 'Statement 1: " in line
 
 
 # --- rows of a file

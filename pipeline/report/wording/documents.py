@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.audit.blind import TAIL_LEVEL
 from pipeline.audit.summary import NearDuplicatePair, NearDuplicates, OverlapDiagnostic
@@ -82,6 +82,22 @@ def counted(duplicates: NearDuplicates, documents: str) -> str:
 def large_alpha(name: str, alpha: float) -> str:
     """States what an alpha above a half allows."""
     return f"selection {name}: alpha {alpha:g} allows a list of which up to {percent(alpha)} may be wrong"
+
+
+def items_left_out(name: str, documents: int, reasons: Mapping[str, int], first: str) -> str:
+    """States how many items or runs of rows an answer cannot use, and why.
+
+    Args:
+        name: name of the input.
+        documents: number of its documents that were read.
+        reasons: reason -> number of documents, not empty.
+        first: the first reason in words.
+    """
+    counts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.items())
+    return (
+        f"{sum(reasons.values()):,} of {documents:,} documents of {name} are left out, because their orders are not "
+        f"equally likely or not different: {counts} (first: {first})"
+    )
 
 
 def documents_read(count: int, whole: bool) -> str:
