@@ -134,7 +134,7 @@ def plan(
         describe_model(audit.reference_model)
     checks["lines"] += [*check_plugins(audit), *check_stages(audit)]
     check_adapters(audit, planned.shards)
-    facts = {**forecast(planned, model), "checks": checks, "cluster": cluster_warning(audit.resources)}
+    facts = {**forecast(planned, model, checks), "checks": checks, "cluster": cluster_warning(audit.resources)}
     facts["series"], facts["against"] = series, planned_already_audited(audit)
     facts["slow"] = slow + other_bases(audit)
     if matched is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -71,6 +72,28 @@ def count_blocks(audited: Related, known: Related) -> dict[str, BlockCounts]:
         if dependence is not None:
             counted[_kind(by_group)] = BlockCounts.of(dependence, int(np.count_nonzero(strata != NONE)))
     return counted
+
+
+def read_blocks(checks: Mapping[str, Any]) -> tuple[dict[Role, dict[str, BlockCounts]], bool]:
+    """The counted blocks of `plan_checks`, and whether all documents were read."""
+    blocks = {
+        role: {kind: BlockCounts.model_validate(counts) for kind, counts in kinds.items()}
+        for role, kinds in checks.get("blocks", {}).items()
+    }
+    return blocks, checks.get("whole", False)
+
+
+def share_of_blocks(selection: SelectionConfig, counted: Mapping[str, BlockCounts]) -> Fraction:
+    """The share of the known documents that calibrate a selection, in (0, 1]: one of each block, or all.
+
+    Args:
+        selection: the selection.
+        counted: result of `count_blocks` of its null role.
+    """
+    counts = counted.get(_kind(calibration_of(selection.calibration).grouped))
+    if selection.calibrate == "all" or counts is None:
+        return Fraction(1)
+    return Fraction(counts.n_blocks, counts.n_calibration)
 
 
 def _kind(by_group: bool) -> str:

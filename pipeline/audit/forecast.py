@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipeline.audit.dependence_plan import read_blocks
 from pipeline.audit.plan import BYTES_PER_TOKEN, Plan
 from pipeline.audit.resolution import adapters_and_calibration, outlooks
 from pipeline.config.audit import AuditConfig
@@ -28,11 +29,16 @@ SAMPLED = 100  # documents with versions or of token ids that are read for the f
 TRAINING_COST = 3  # cost of a document and epoch, in forward passes
 
 
-def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
+def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
 
     The time is an estimate for one worker like this machine, from 2 operations per parameter and token, at the
     measured speed of a matrix product on this machine.
+
+    Args:
+        plan: plan of the audit.
+        model: description of the model.
+        checks: result of `plan_checks`, if the documents were read.
     """
     config = plan.config
     roles: dict[str, Any] = {}
@@ -71,7 +77,7 @@ def forecast(plan: Plan, model: Mapping[str, Any]) -> dict[str, Any]:
         "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "estimated_from": None if seconds is None else MATRIX_PRODUCT,
-        "selections": outlooks(config, roles, (adapters, calibration)),
+        "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
     }
 

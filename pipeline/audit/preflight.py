@@ -47,6 +47,7 @@ from pipeline.store.receipts import json_digest
 
 EXAMPLES = 3
 DOCUMENT_COST = 256  # fixed cost of a document, in characters
+
 LARGE_ALPHA = 0.5
 """Alpha above which most of a list may be wrong: a warning."""
 
@@ -442,7 +443,8 @@ def check_before_scoring(
         write_record(store, _file(plan.shards, plan.config.seed), checked)
     lines = [line for line in _lines(checked, plan) if line.startswith((WARNING, NOTE))]
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
-    for entry in outlooks(plan.config, {role: {"documents": n, "exact": False} for role, n in counts.items()}):
+    roles = {role: {"documents": n, "exact": False} for role, n in counts.items()}
+    for entry in outlooks(plan.config, roles, None, checked.blocks, checked.whole):
         if entry["ok"] is False:
             lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
     if lines and not checked.whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,7 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from pipeline.audit.allocation import OWN_CORPUS, adapter_corpus_shards, too_few, too_few_shots
+from pipeline.audit.dependence_plan import BlockCounts, share_of_blocks
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.report.wording import numbers as wording
@@ -25,13 +28,21 @@ HALF = Fraction(1, 2)
 Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and numbers of calibration documents by role
 
 
-def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated | None = None) -> list[dict[str, Any]]:
+def outlooks(
+    config: AuditConfig,
+    roles: Mapping[str, Any],
+    allocated: Allocated | None = None,
+    blocks: Mapping[Role, Mapping[str, BlockCounts]] | None = None,
+    whole: bool = False,
+) -> list[dict[str, Any]]:
     """The smallest possible selection for each question.
 
     Args:
         config: the audit's configuration.
         roles: role -> "documents", their number, and "exact", whether the number is exact.
         allocated: result of `adapters_and_calibration`, if available.
+        blocks: blocks of dependent documents that were read, by known role, from `count_blocks`.
+        whole: whether all documents were read, so that there are no fewer blocks.
 
     Raises:
         UserError: an adapter requires more known documents than there are.
@@ -43,7 +54,20 @@ def outlooks(config: AuditConfig, roles: Mapping[str, Any], allocated: Allocated
     m = roles["audit"]["documents"]
     if config.corpus.versions is not None:
         return [_outlook_by_versions(selection, m) for selection in config.selections]
-    return [_outlook(selection, m, calibration, at_most) for selection in config.selections]
+    made = []
+    for selection in config.selections:
+        fewer = at_most or (selection.calibrate != "all" and not whole)
+        made.append(_outlook(selection, m, _calibrating(selection, calibration, blocks or {}), fewer))
+    return made
+
+
+def _calibrating(
+    selection: SelectionConfig, calibration: Mapping[str, int], blocks: Mapping[Role, Mapping[str, BlockCounts]]
+) -> dict[str, int]:
+    """The number of documents of each role that calibrate a selection: of its own at most one of each block."""
+    role = NULL_ROLE[selection.direction]
+    share = share_of_blocks(selection, blocks.get(role, {}))
+    return {**calibration, role: math.floor(calibration[role] * share)} if share < 1 else dict(calibration)
 
 
 def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
@@ -99,7 +123,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     else:
         n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
         enough = known_needed(rule, m, hundredth)
-        basis = Basis(rule.halved, grouped=calibrated.grouped)
+        basis = Basis(rule.halved, grouped=calibrated.grouped, one_of_each=selection.calibrate != "all")
         figures = resolution(n, m, needed, enough, role, basis)
         if rule.procedure.estimates:
             figures |= _by_share(rule, known, m, figures, role, basis)
@@ -107,7 +131,6 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
             given = wording.ResolutionFacts(n, m, role, PLAIN)
             sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "ok": None}
-    at_most |= selection.calibrate != "all"
     sentence = wording.before_pass(figures["sentence"], calibrated.weighted, at_most)
     ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
     return {**facts, **figures, "sentence": sentence, "ok": ok}

@@ -67,6 +67,7 @@ class Basis:
     grouped: bool = False  # p-values are calibrated within groups
     share: float | None = None  # share of nulls estimated by the procedure; None: 1
     sentence: str | None = None  # the whole text, if calibration documents do not matter
+    one_of_each: bool = False  # one document of each block of dependent ones calibrates
 
 
 PLAIN = Basis()

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from benchmarks.small_model import WORDS
 from pipeline.audit.description import build_config, load_config
+from pipeline.audit.forecast import forecast
 from pipeline.audit.plan import Plan, make_plan
 from pipeline.audit.preflight import (
     RUN,
@@ -168,6 +169,14 @@ def test_grouped_unseen_documents_are_a_warning_that_states_the_remedy_and_the_s
         "has 15 documents."
     ]
     assert fewest_selectable(Rule(BH, Fraction(1, 5)), 20, 60) == 15
+    (planned_list,) = forecast(one, {}, plan_checks(one))["selections"]
+    assert planned_list["minimum_selectable"] == 15, "of 60 it would be 5"
+    assert planned_list["sentence"].startswith(
+        "With 20 unseen documents to calibrate on, one of each block, and 60 to judge, the shortest possible list has "
+    )
+    assert "unseen documents of different blocks a single document can be selected" in planned_list["sentence"]
+    (unread,) = forecast(one, {})["selections"]
+    assert unread["sentence"].startswith("With at most 60 unseen documents to calibrate on, one of each block,")
     few = planned(tmp_path, *texts, group_of=lambda role, i: f"{role} {i}", selections=questions("bh"))
     assert not about(few, "bh"), "groups of one document each"
 

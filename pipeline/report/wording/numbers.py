@@ -78,7 +78,10 @@ class ResolutionFacts:
 
     def __str__(self) -> str:
         """The first clause of a sentence."""
-        half = ", half of those that are known," if self.basis.halved else ""
+        if self.basis.one_of_each:
+            half = f", {'half of one document' if self.basis.halved else 'one'} of each block,"
+        else:
+            half = ", half of those that are known," if self.basis.halved else ""
         share = "" if self.basis.share is None else f" at an estimated null share of {self.basis.share:.3g}"
         return f"With {self.n:,} {self.role} documents to calibrate on{half} and {self.m:,} to judge{share}"
 
@@ -86,6 +89,8 @@ class ResolutionFacts:
         """States the number of known documents for a selection of 1% of the audited ones."""
         half = ", half of which calibrate," if self.basis.halved else ""
         group = " of one group" if self.basis.grouped else ""
+        if self.basis.one_of_each:
+            group += " of different blocks"
         few = "as few as 1% of the audited documents" if self.m >= 200 else "a single document"
         return f" With {enough:,} {self.role} documents{group}{half} {few} can be selected"
 
