@@ -99,7 +99,7 @@ def named(copies: int, share: float, runs: int = 40) -> float:
 
 
 def test_single_documents_are_named_as_seldom_as_the_plan_says() -> None:
-    """docs/versions.md: of those read 16 times 14% if all were learnt, 2% if half, none if a tenth; 64 times 90%."""
+    """docs/versions.md: of those read 16 times 14% if all were learnt, 1.7% if half, none if a tenth; 64 times 90%."""
     assert max(named(1, 1.0, 20), named(4, 1.0, 20)) <= 0.01
     for share, figure in ((1.0, 0.14), (0.5, 0.017), (0.1, 0.0)):
         assert abs(named(16, share) - figure) <= TABLE
