@@ -195,11 +195,17 @@ def hold_out_known(known: Known, compared: Compared, seed: int) -> HeldOut | Non
 def blind_of(held: HeldOut) -> Blind:
     """The AUC of held-out scores, with its 99% interval."""
     auc, error = held.auc()
-    audited, block = held.compared.audited, held.compared.block
+    return Blind(auc, *interval_of(auc, error), **counts_of(held.compared), shared=held.shared)
+
+
+def counts_of(compared: Compared) -> dict[str, Any]:
+    """The fields of `Blind` with the documents of each role and, where these differ, their blocks."""
+    audited, block = compared.audited, compared.block
     counts = int((~audited).sum()), int(audited.sum())
     blocks = np.unique(block[~audited]).size, np.unique(block[audited]).size
     shown: tuple[int | None, int | None] = (None, None) if blocks == counts else blocks
-    return Blind(auc, *interval_of(auc, error), *counts, *shown, held.shared)
+    names = "n_calibration", "n_audit", "n_calibration_blocks", "n_audit_blocks"
+    return dict(zip(names, (*counts, *shown), strict=True))
 
 
 def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> np.ndarray | None:
@@ -381,12 +387,13 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         by: the classifier's input, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
     outcome = "inconclusive" if test is None else test.outcome
+    decidable = test is None or (test.looked and not test.below)
     return BlindDiagnostic(
         ok=None if test is None else test.ok,
         by=by,
         outcome=outcome,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=documents_to_decide() if outcome == "inconclusive" and (test is None or test.looked) else None,
+        n_to_settle=documents_to_decide() if outcome == "inconclusive" and decidable else None,
         **({} if test is None else asdict(test)),
     )
 
@@ -419,10 +426,8 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     sample = draw_sample(shards, role, config.near_copies, texts)
     held = hold_out(sample.shown, sample.compared, config.seed)
     diagnostic = blind_diagnostic(None if held is None else blind_of(held), role, known_of(shards, role))
-    audited = sample.compared.audited
-    counts = {"n_calibration": int((~audited).sum()), "n_audit": int(audited.sum())}
     tail = None if held is None else tail_test(held, sample.places)
-    return BlindTest(**{**diagnostic.model_dump(), **counts}, tail=tail)
+    return BlindTest(**{**diagnostic.model_dump(), **counts_of(sample.compared)}, tail=tail)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,19 +50,36 @@ class Blind:
         return self.shared is None or self.shared >= LEAST_SHARED
 
     @property
-    def outcome(self) -> BlindOutcome:
-        """Failed if the whole interval is above 0.53, passed if no part is above 0.55; below 0.5 is chance.
+    def below(self) -> bool:
+        """Whether the whole interval is below 0.5, as where documents of the two roles are paired."""
+        return self.high < 0.5
 
-        A test that could not look does not pass.
-        """
+    @property
+    def outcome(self) -> BlindOutcome:
+        """Failed if the whole interval is above 0.53, passed if `is_alike` and the test could look."""
         if self.low > 0.5 + TOLERANCE:
             return "failed"
-        return "passed" if self.high <= 0.5 + PASSING and self.looked else "inconclusive"
+        return "passed" if is_alike(self.auc, self.high) and self.looked else "inconclusive"
 
     @property
     def ok(self) -> bool | None:
         """Whether it passed or failed; None where it is inconclusive."""
         return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
+
+
+def is_alike(auc: float, high: float) -> bool:
+    """Whether an AUC and the upper end of its interval show that a classifier hardly distinguishes two roles.
+
+    The upper end is at most 0.55, where an AUC below 0.5 is taken as 0.5, and not below 0.5. An AUC is below 0.5 by
+    chance, or because documents of one role were chosen beside documents of the other: the classifier then learns from
+    a document of one half that its partner in the other half is of the other role, which hides a difference.
+
+    Args:
+        auc: held-out AUC.
+        high: upper end of its interval.
+    """
+    reach = high if auc >= 0.5 else 0.5 + (high - auc)
+    return high >= 0.5 and reach <= 0.5 + PASSING
 
 
 @cache

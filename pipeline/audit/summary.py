@@ -80,6 +80,11 @@ class BlindDiagnostic(Diagnostic):
         """Whether documents have enough words in common for a difference to show."""
         return self.shared is None or self.shared >= LEAST_SHARED
 
+    @property
+    def below(self) -> bool:
+        """Whether the whole interval of the area is below 0.5, as where documents of the two roles are paired."""
+        return self.high is not None and self.high < 0.5
+
     @model_validator(mode="before")
     @classmethod
     def _outcome_of_ok(cls, value: Any) -> Any:

@@ -52,6 +52,55 @@ def test_the_blind_test_passes_or_fails_only_clearly(
     )
 
 
+@pytest.mark.parametrize(
+    ("auc", "low", "high", "outcome", "words"),
+    [
+        (0.35, 0.17, 0.53, "inconclusive", "too few documents to determine whether the words"),
+        (0.48, 0.43, 0.53, "passed", "hardly tells"),
+        (0.48, 0.429, 0.531, "inconclusive", "too few documents to determine whether the words"),
+        (0.46, 0.42, 0.5, "passed", "hardly tells"),
+        (
+            0.459,
+            0.42,
+            0.498,
+            "inconclusive",
+            "below 0.50 than chance explains (AUC 0.46, 99% interval 0.42 to 0.498;",
+        ),
+    ],
+)
+def test_an_auc_below_one_half_is_taken_as_one_half_and_an_interval_below_it_decides_nothing(
+    auc: float, low: float, high: float, outcome: str, words: str
+) -> None:
+    shown = blind_diagnostic(Blind(auc, low, high, 100, 100), "unseen")
+    assert shown.outcome == outcome
+    assert words in shown.sentence
+    below = high < 0.5
+    assert (shown.n_to_settle is None) == (below or outcome == "passed")
+    step = after_blind(shown, "unseen")
+    assert (step is None) == (outcome == "passed")
+    assert step is None or ("at random, not each beside an audited one" in step) == below
+
+
+def paired(seed: int, count: int, share: float) -> tuple[list[str], list[str]]:
+    """Unseen and audited texts, one of each about a topic; a share of the audited ones state a year."""
+    rng = np.random.default_rng([seed, count])
+
+    def about(topic: int, dated: bool) -> str:
+        own = rng.random(60) < 0.5
+        words = np.where(own, topic * 20 + rng.integers(0, 20, 60), rng.integers(10**6, 10**6 + 800, 60))
+        return " ".join([*(f"word{word}" for word in words[1:]), "2025" if dated else f"word{words[0]}"])
+
+    return [about(i, False) for i in range(count)], [about(i, rng.random() < share) for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [60, 200])
+def test_pairs_of_one_document_of_each_role_do_not_hide_a_difference(count: int) -> None:
+    """Four of ten audited documents state a year; the test had passed with every one of these draws."""
+    tests = [blind(*paired(seed, count, 0.4), seed) for seed in range(4)]
+    assert all(test.auc < 0.45 for test in tests)
+    assert all(test.outcome == "inconclusive" for test in tests)
+
+
 def alike(size: int, seed: int) -> Blind:
     """A test of two kinds that are alike: 20 features, and a classifier that goes by the difference of the means."""
     features = np.random.default_rng([seed, size]).normal(size=(2 * size, 20))
@@ -123,3 +172,17 @@ def test_a_run_compares_groups_and_not_their_documents(tmp_path: Path) -> None:
     step = after_blind(grouped, "unseen")
     assert step is not None
     assert "where documents of one group and near-duplicates count once" in step
+
+
+def test_a_test_of_too_few_blocks_counts_them_and_asks_for_more_of_these(tmp_path: Path) -> None:
+    rows = {
+        role: [{"text": one, "author": f"{role} {number % blocks}"} for number, one in enumerate(texts(blocks, 40))]
+        for role, blocks in (("unseen", 8), ("audit", 2))
+    }
+    path = write_audit(tmp_path, tmp_path, corpus=write_corpus(tmp_path, rows, group="author"))
+    plan = make_plan(load_config(str(path)))
+    test = blind_test(plan.shards, "unseen", plan.config)
+    assert (test.outcome, test.auc, test.n_audit, test.n_audit_blocks) == ("inconclusive", None, 40, 2)
+    step = after_blind(test, "unseen")
+    assert step is not None
+    assert "of each, where documents of one group and near-duplicates count once, decide" in step

@@ -18,6 +18,9 @@ OF_CAPTIONED = "thumbnails, colours, files and captions"
 TO_LOOK = "Longer documents, or more of their kind, would let it."
 """What lets a test that could not look decide."""
 
+PAIRED = "The two roles are not independent samples of one kind, but for example pairs, one document of each role"
+"""Why an AUC is below 0.5."""
+
 _OR_CHARACTERS = {WORDS: "or pairs of characters "}
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
 _UNSUPPORTED = "the guaranteed error rate is not supported."
@@ -41,6 +44,11 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
             f"Inconclusive: the test could not look. Half of the documents have at most {test.shared:g} different {by} "
             f"{_OR_CHARACTERS.get(by, '')}in common with another of them, and a difference shows only with "
             f"{LEAST_SHARED} or more ({_interval(test)}). {TO_LOOK}"
+        )
+    if test.outcome == "inconclusive" and test.below:
+        return (
+            f"Inconclusive: the AUC is further below 0.50 than chance explains ({_interval(test)}). {PAIRED}, "
+            f"so the test cannot determine whether their {by} differ."
         )
     if test.outcome == "inconclusive":
         return (
@@ -129,8 +137,8 @@ def how_decided(by: str, blocks: bool) -> str:
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
     return (
         f'A lower limit above {_DIFFERENT:.2f} decides a test as "different", an upper limit of at most {_ALIKE:.2f} '
-        f'as "alike". With about {documents_to_decide():,} documents of each kind{once} nine of ten tests pass if the '
-        f"{by} are alike; with fewer it is normal that they stay inconclusive."
+        f'as "alike" (an AUC below 0.50 is taken as 0.50). With about {documents_to_decide():,} documents of each '
+        f"kind{once} nine of ten tests pass if the {by} are alike; with fewer it is normal that they stay inconclusive."
     )
 
 
@@ -186,5 +194,5 @@ def _tells(test: Blind, role: str, by: str) -> str:
 
 def _interval(test: Blind) -> str:
     """The AUC and its interval, whose ends are rounded to the side of the limit that they are compared with."""
-    low, high = beside(test.low, _DIFFERENT), beside(test.high, _ALIKE)
+    low, high = beside(test.low, _DIFFERENT), beside(test.high, 0.5 if test.below else _ALIKE)
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"

@@ -291,6 +291,8 @@ def _unknown(summary: Summary) -> str:
         return "Not checked: audited and calibration documents are assumed to be alike."
     if not blind.looked:
         return f"Inconclusive: the documents have too few {blind.by} in common to look."
+    if blind.below:
+        return "Inconclusive: the two roles are not independent samples, but for example pairs."
     return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pipeline.audit.blind import SAMPLED_SHARDS
 from pipeline.audit.detection import RATES, least_untrained
 from pipeline.audit.evaluation import BLIND, COMPARED, DetectorEvaluation, Evaluated, Evaluation, is_blind
-from pipeline.audit.halvings import LEAST, PASSING, TOLERANCE
-from pipeline.report.wording.blind import OF_PICTURES, WORDS, decided_by
+from pipeline.audit.halvings import LEAST, PASSING, TOLERANCE, is_alike
+from pipeline.report.wording.blind import OF_PICTURES, PAIRED, WORDS, decided_by
 from pipeline.report.wording.numbers import sample_of
 
 
@@ -130,7 +130,12 @@ def about_words(row: DetectorEvaluation, units: str = WORDS) -> str:
             f"{claim[0].upper()}{claim[1:]} ({interval}): they differ in more than membership. A detector may have "
             "found that difference, and these figures do not say how much of what it finds is membership."
         )
-    if high > 0.5 + PASSING:
+    if high < 0.5:
+        return (
+            f"Whether {claim} cannot be determined: the AUC is further below 0.5 than chance explains ({interval}). "
+            f"{PAIRED}."
+        )
+    if not is_alike(value, high):
         return (
             f"Whether {claim} cannot be determined from so few documents ({interval}): the test is inconclusive. "
             f"{decided_by('seen', 'unseen', by)}"

@@ -71,6 +71,8 @@ class _BlindCheck(Protocol):
     @property
     def looked(self) -> bool: ...
     @property
+    def below(self) -> bool: ...
+    @property
     def n_calibration(self) -> int | None: ...
     @property
     def n_audit(self) -> int | None: ...
@@ -145,6 +147,8 @@ def _undecided(blind: _BlindCheck, role: str) -> str:
         else "With so few documents"
     )
     stated = "or state the answer with its condition"
+    if blind.below:
+        return f"Draw the {role} documents at random, not each beside an audited one, {stated}."
     if not blind.looked:
         return f"Give longer documents, or more of their kind, so that they have {blind.by} in common, {stated}."
     if needed and min((n for n in counts if n is not None), default=0) >= needed:

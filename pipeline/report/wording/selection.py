@@ -16,7 +16,7 @@ from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, model_name
 from pipeline.report.facts import RunFacts, SelectionFacts
-from pipeline.report.wording.blind import TO_LOOK
+from pipeline.report.wording.blind import PAIRED, TO_LOOK
 from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.report.wording.brief import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, percent, sample_of, shortest, was
@@ -225,6 +225,8 @@ def untested(summary: Summary) -> str:
     blind = summary.diagnostics.blind
     if not blind.looked:
         return f"Whether {differ} is not known: they have too few {blind.by} in common to look. {TO_LOOK}"
+    if blind.below:
+        return f"Whether {differ} is not known. {PAIRED}, so the test of their {blind.by} cannot determine it."
     return (
         f"Whether {differ} is not known: the test of their {blind.by} was inconclusive. About "
         f"{blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
