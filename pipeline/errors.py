@@ -118,27 +118,28 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     return f"{guess}{what}: {', '.join(names)}"
 
 
-_PERCENT = re.compile(r"(\d*[.,]?\d+) ?(?:%|percent|per cent|pct)")
-_RATIO = re.compile(r"(\d+) ?(?:/|:| in ) ?([1-9]\d*)")
+_PERCENT = re.compile(r"(\d*[.,]?\d+) ?(%|\u2030|percent|per cent|pct|pc)")
+_RATIO = re.compile(r"(\d+) ?(?:/|:| in | out of ) ?([1-9]\d*)")
 _THOUSANDS = re.compile(r"\d{1,3}(?:[,_' ]\d{3})+")
 _POWER = re.compile(r"(\d+(?:\.\d+)?)(e\+?\d|k|m)")
 _COMMA = re.compile(r"(\d*)[,·](\d+)")
 _MOST_DIGITS = 40
 
 
-def number_meant(value: object, whole: bool = False, share: bool = False) -> str:
+def number_meant(value: object, whole: bool = False, share: bool = False, one: bool = True) -> str:
     """The end of an error message: the number that a value may mean, such as 0.05 for 5%; empty if there is none.
 
     Args:
         value: the refused value.
         whole: whether a whole number is needed.
         share: whether a number in (0, 1] is needed.
+        one: whether a share may be 1.
     """
     if not isinstance(value, str) or len(value) > _MOST_DIGITS:
         return ""
     text, number = unicodedata.normalize("NFKC", value).replace("\u2044", "/").strip().lower(), None
     if percent := _PERCENT.fullmatch(text):
-        number = float(percent[1].replace(",", ".")) / 100
+        number = float(percent[1].replace(",", ".")) / (1000 if percent[2] == "\u2030" else 100)
     elif ratio := _RATIO.fullmatch(text):
         number = int(ratio[1]) / int(ratio[2])
     elif whole and _THOUSANDS.fullmatch(text):
@@ -147,7 +148,7 @@ def number_meant(value: object, whole: bool = False, share: bool = False) -> str
         number = float(power[1] + {"k": "e3", "m": "e6"}.get(power[2], power[2]))
     elif not whole and (comma := _COMMA.fullmatch(text)):
         number = float(f"{comma[1] or 0}.{comma[2]}")
-    if number is None or (whole and number != int(number)) or (share and not 0 < number <= 1):
+    if number is None or (whole and number != int(number)) or (share and not (0 < number <= 1 and (one or number < 1))):
         return ""
     return f"; did you mean {number:.15g}?"
 

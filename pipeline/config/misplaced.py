@@ -92,7 +92,7 @@ def instead_of_documents(path: str) -> str | None:
     if "://" in path:
         return "init looks through a folder of this machine: name documents elsewhere by their URL in a configuration"
     if not _exists(path):
-        return _instead_of_missing(path, (), None)
+        return _instead_of_missing(path, None, None)
     if (run := path if is_run(path) else run_around(path)) is not None:
         return f"it is {'a' if run == path else 'in a'} run directory: seenset status {_word(run)} shows the run"
     if os.path.isdir(path):
@@ -182,7 +182,9 @@ def _what_file(path: str) -> str | None:
         or (lower.endswith(DATA_SUFFIXES) and not _has_settings(start))
     ):
         return f"it holds documents: {_init(folder)}"
-    return "save it as UTF-8 text" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else None
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "save it as UTF-8 text"
+    return f"it holds no text: {_init(folder)}" if b"\0" in start or start.startswith(b"\x80") else None
 
 
 def _has_settings(start: bytes) -> bool:
@@ -190,8 +192,14 @@ def _has_settings(start: bytes) -> bool:
     return re.search(rb"(^|[{,]\s*)\"?(run|corpus|documents)\"?\s*:", start, re.MULTILINE) is not None
 
 
-def _instead_of_missing(path: str, suffixes: tuple[str, ...], otherwise: str | None) -> str | None:
-    """What may be meant by a path that does not exist: one of Windows, of the home folder, or a similar name."""
+def _instead_of_missing(path: str, suffixes: tuple[str, ...] | None, otherwise: str | None) -> str | None:
+    """What may be meant by a path that does not exist: one of Windows, of the home folder, or a similar name.
+
+    Args:
+        path: the path.
+        suffixes: of the files that may be meant; none for run directories, None for folders of documents.
+        otherwise: what to do where there is no such name.
+    """
     if (windows := of_other_system(path)) is not None:
         return windows
     home = os.path.expanduser(path)
@@ -201,7 +209,9 @@ def _instead_of_missing(path: str, suffixes: tuple[str, ...], otherwise: str | N
     if folder and not os.path.isdir(folder):
         return f"no folder {folder} either"
     known = {one: os.path.join(folder, one) for one in _names(folder) if not one.startswith(".")}
-    if suffixes:
+    if suffixes is None:
+        known = {one: place for one, place in known.items() if os.path.isdir(place) and what_folder(place) is None}
+    elif suffixes:
         known = {one: place for one, place in known.items() if one.endswith(suffixes)}
     else:
         below = os.path.join(folder, "runs")

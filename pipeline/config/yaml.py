@@ -109,7 +109,11 @@ class _Loader(yaml.SafeLoader):
 def _construct_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     base = 60 if ":" in node.value else 8 if re.fullmatch("[-+]?0[0-7_]+", node.value) else 10
     if base != 10:
-        line = node.start_mark.line + 1
+        mark = node.start_mark
+        line = mark.line + 1
+        if before := re.search(r"(?<![\w.,])\d+,$", (mark.buffer or "")[: mark.pointer]):  # {alpha: 0,05}
+            written, number = before[0] + node.value, f"{before[0][:-1]}.{node.value}"
+            raise NotYamlError(f"{written} on line {line}: a comma ends a value; write {number}, or quotes around both")
         raise NotYamlError(f"{node.value} on line {line} is a number of base {base} in YAML: put it in quotes")
     return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
 
@@ -362,7 +366,8 @@ def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
     share = "(0, 1" in message or any((problem.get("ctx") or {}).get(limit) == 1 for limit in ("lt", "le"))
     if isinstance(value, str):
         numeric = "number" in message or "integer" in message
-        return number_meant(value, problem["type"].startswith("int"), share) if numeric else ""
+        one = "(0, 1)" not in message and (problem.get("ctx") or {}).get("lt") != 1
+        return number_meant(value, problem["type"].startswith("int"), share, one) if numeric else ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
     section: Any = data

@@ -52,6 +52,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own.zip").write_bytes(b"PK\x03\x04\x14\x00")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "lines").write_text(lines)
+    (tmp_path / "own.db").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "own.pkl").write_bytes(b"\x80\x04}\x94.")
     (tmp_path / "page.html").write_text(PAGE)
     (tmp_path / "page.yaml").write_text(PAGE)
     (tmp_path / "nothing.yaml").write_text("")
@@ -93,6 +95,8 @@ NOT_CONFIGS = {
     "own.zip": f"it is an archive: unpack it; then {HERE}",
     "picture.png": HERE,
     "lines": f"it holds documents: {HERE}",
+    "own.db": f"it holds no text: {HERE}",
+    "own.pkl": f"it holds no text: {HERE}",
     "zz": "did you mean zz.yaml?",
     "ZZ.YAML": "did you mean zz.yaml?",
     "runs/first/audit.yaml": "its folder is in a run directory: seenset status runs/first shows the run",
@@ -175,6 +179,9 @@ def test_a_configuration_beside_its_run_names_it_without_a_command(
         "runs/first": "it is a run directory: seenset status runs/first shows the run",
         "runs/first/selection": "it is in a run directory: seenset status runs/first shows the run",
         "model": "it is a model: name it in a configuration, as model: {path: model}",
+        "date": "no folder date; did you mean data?",
+        "run/first": "no folder run either",
+        "nothing-like-it": "no folder nothing-like-it",
     }.items(),
 )
 def test_init_of_what_is_no_folder_of_documents_says_what_it_is(
@@ -210,7 +217,15 @@ def with_line(line: str) -> str:
         ("selections: [{name: a, detectors: [loss], alpha: .5 %}]", "did you mean 0.005?"),
         ("selections: [{name: a, detectors: [loss], alpha: '0,1'}]", "got '0,1'; did you mean 0.1?"),
         ("selections: [{name: a, detectors: [loss], alpha: 0,1}]", "did you mean 0.1? A comma ends a value"),
+        (
+            "selections: [{name: a, detectors: [loss], alpha: 0,05}]",
+            ": a comma ends a value; write 0.05,",
+        ),
         ("selections: [{name: a, detectors: [loss], alpha: 1/20}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 1 out of 20}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 5 pc}]", "did you mean 0.05?"),
+        ("selections: [{name: a, detectors: [loss], alpha: 50‰}]", "did you mean 0.05?"),
+        ("error_budget: 100%", "did you mean 1?"),
         ("selections: [{name: a, detectors: [loss], alpha: 5 percent}]", "did you mean 0.05?"),
         ("selections: [{name: a, detectors: [loss], alpha: 5 \uff05}]", "did you mean 0.05?"),
         ("selections: [{name: a, detectors: [loss], alpha: 1 in 20}]", "did you mean 0.05?"),
@@ -232,7 +247,20 @@ def test_a_percentage_a_fraction_or_a_decimal_comma_is_answered_by_the_number(
 
 
 def test_a_word_is_answered_by_no_number(place: Path) -> None:
-    for value in ("five", "0.1.2", "-5%", "10%%", "1/0", "150%", "20/1", f"1/{'7' * 5000}", f"{'7' * 5000}%"):
+    for value in (
+        "five",
+        "0.1.2",
+        "-5%",
+        "10%%",
+        "1/0",
+        "150%",
+        "100%",
+        "1/1",
+        "2000‰",
+        "20/1",
+        f"1/{'7' * 5000}",
+        f"{'7' * 5000}%",
+    ):
         (place / "audit.yaml").write_text(with_line(f"selections: [{{name: a, detectors: [loss], alpha: '{value}'}}]"))
         assert "did you mean" not in user_error(load_config, "audit.yaml")
 
