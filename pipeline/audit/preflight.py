@@ -256,7 +256,8 @@ def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     if draws is not None:
         quiet = NOTE if draws.shuffle.left_out else ""
         lines.insert(1, f"{words[draws.shuffle.ok] or quiet}{draws.shuffle.sentence}")
-    undecided = [one for one in checks if isinstance(one, BlindDiagnostic) and one.outcome == "inconclusive"]
+    blind_checks = [one for one in checks if isinstance(one, BlindDiagnostic)]
+    undecided = [one for one in blind_checks if one.outcome == "inconclusive" and not one.below]
     if undecided:
         blocks = any(one.n_audit_blocks is not None for one in undecided)
         lines.append(f"{NOTE}{how_decided(undecided[0].by, blocks)}")
