@@ -59,6 +59,10 @@ class DamagedError(UserError):
     """A file of a run directory is missing or differs from its receipt; the run writes it again."""
 
 
+class RetiredError(UserError):
+    """A thing of an earlier version that this one has not; the message names what to do instead."""
+
+
 class FullError(IncompleteError):
     """No space is left on the device: the same command resumes the run once space is free."""
 

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.dependence import NO_GROUPS, GroupSizes, group_diagnostic
 from pipeline.audit.description import check_settings
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.summary import Summary, make_summary
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
+from pipeline.config.retired import retired
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
@@ -35,7 +35,6 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.td4eval import Weights
-from pipeline.selection.weighted import weight_levels
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Output, Placement, Stage
 from pipeline.stages.score import Inputs, Scorer, ScoreSettings, score_schema
@@ -222,8 +221,7 @@ def select(
         alpha: Largest share of the selected that may be wrong, in (0, 1).
         direction: `members` selects documents that were trained on, `clean` the others.
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
-        calibration: Rank among all known documents, those of the column `group`, for the given known ones, or
-            weighted by the column `weight`: how much more often such a document is audited than known, on any scale.
+        calibration: Rank among all known documents, those of the column `group`, or for the given known ones.
         calibrate: Calibrate on all known documents, or on one of each group.
         delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
@@ -284,25 +282,19 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     ends = np.cumsum([len(table) for table in kept.values()])
     roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
     everything = pa.concat_tables(kept.values(), promote_options="default")
-    weights = everything["weight"].to_numpy() if calibration_of(selection.calibration).weighted else None
     groups = everything["group"].combine_chunks() if "group" in everything.column_names else None
-    levels = None if weights is None else weight_levels(weights, float(np.nanmax(weights, initial=0.0)))
     documents = Scores(
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
         groups,
-        weights=None if levels is None else {NULL_ROLE[selection.direction]: levels},
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
     (verdict,) = answer_all([selection], documents, roles, quarantined, seed)
     selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
     selected[audited], p_values[audited] = verdict.selected, verdict.p
-    role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
+    role = NULL_ROLE[selection.direction]
     diagnostics = diagnose_scores(verdict.answer, role)
-    if effective is not None:
-        weighting = weighting_diagnostic(effective, verdict.answer.n_calibration, role)
-        diagnostics = diagnostics.model_copy(update={"weighting": weighting})
     calibrating = roles.get(role, np.empty(0, dtype=np.int64))[verdict.calibrating]
     sizes = [
         NO_GROUPS if groups is None else GroupSizes.of_names(groups.take(pa.array(places)))
@@ -338,12 +330,15 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     """The score columns to read, which every table must have.
 
     Raises:
-        UserError: an unknown column, or several to choose from.
+        UserError: an unknown column, several to choose from, or a column of an earlier version.
     """
     floats = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
-    known = [name for name in floats if name not in ("group", "weight")]
+    known = [name for name in floats if name != "group"]
     columns = known if names is None else list(names)
     for role, table in tables.items():
+        for column in set(table.column_names).difference(names or ()):
+            if line := retired("column", column):
+                raise UserError(f"{role}: {line}")
         for column in columns or ["score"]:
             if column not in table.column_names:
                 raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
@@ -370,17 +365,11 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
         for name in ("audit", role):
             if "group" not in tables[name].column_names:
                 raise UserError(f"calibration by_group needs a column group, which the {name} documents do not have")
-    if calibration.weighted:
-        for name in tables:
-            if "weight" not in tables[name].column_names:
-                raise UserError(f"calibration weighted needs a column weight, which the {name} documents do not have")
 
 
 def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     """The columns that a selection reads, with one type in every table."""
-    kinds, calibration = dict.fromkeys(selection.detectors, pa.float64()), calibration_of(selection.calibration)
-    if calibration.weighted:
-        kinds["weight"] = pa.float64()
+    kinds = dict.fromkeys(selection.detectors, pa.float64())
     names = ["doc_id", *(["group"] if "group" in table.column_names else [])]
     schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
     try:

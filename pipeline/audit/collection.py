@@ -235,4 +235,4 @@ def other_failures(summary: Summary) -> list[str]:
     ]
 
 
-_OF_SELECTION = ("blind", "near_copies", "groups", "sign_symmetry", "weighting")
+_OF_SELECTION = ("blind", "near_copies", "groups", "sign_symmetry")

@@ -119,7 +119,7 @@ def dependence_lines(
         role = NULL_ROLE[selection.direction]
         calibration = calibration_of(selection.calibration)
         counts = counted.get(role, {}).get(_kind(calibration.grouped))
-        if counts is None or calibration.weighted:
+        if counts is None:
             continue
         about = [
             *_calibrating(selection, counts, documents, whole),

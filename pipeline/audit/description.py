@@ -312,18 +312,11 @@ def check_kind(config: AuditConfig, detectors: Sequence[Detector]) -> None:
     if not config.corpus.has_pictures:
         return
     _check_plain(config, [config.model], "pictures")
-    for index, selection in enumerate(config.selections):
-        if calibration_of(selection.calibration).weighted:
-            raise UserError(
-                f"selections.{index}: calibration weighted weighs documents by their words, and these are pictures: "
-                "take calibration pooled"
-            )
 
 
 def _check_textless(config: AuditConfig) -> None:
     """Check that scores without texts have no setting that reads texts."""
-    weighted = any(calibration_of(selection.calibration).weighted for selection in config.selections)
-    given = {"against": config.against, "text_transform": config.text_transform, "calibration weighted": weighted}
+    given = {"against": config.against, "text_transform": config.text_transform}
     if refused := [key for key, value in given.items() if value]:
         raise UserError(
             f"{refused[0]} reads texts, and no text is given: leave it out, or add text: COLUMN to every role"

@@ -22,14 +22,7 @@ from pipeline.audit.blind import (
     sample_documents,
     word_model,
 )
-from pipeline.audit.density_weights import (
-    DensityRatio,
-    LearntWeights,
-    blind_weighted,
-    effective_number,
-    learn_weights,
-    weighting_diagnostic,
-)
+from pipeline.audit.density_ratio import DensityRatio, LearntRatio, effective_number, learn_ratio, weighted_auc
 from pipeline.audit.halvings import LEAST, TOLERANCE, Blind
 from pipeline.audit.plan import Plan
 from pipeline.audit.summary import BlindDiagnostic
@@ -42,7 +35,6 @@ from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 from pipeline.report.wording import blind as wording
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import halves, mix, shuffled
 from pipeline.store.files import whole
 
@@ -121,8 +113,6 @@ Words = dict[Role, dict[str, list[str]]]
 def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) -> tuple[Words, list[str]]:
     """The words by which the blind test distinguished each known role from the audited documents.
 
-    Where a selection weights a role, the lines also state the effective number and the blind test after weighting.
-
     Args:
         plan: plan of the audit.
         blind_tests: blind tests of the known roles.
@@ -136,32 +126,15 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
     """
     words: Words = {}
     lines: list[str] = []
-    weighted = {NULL_ROLE[s.direction] for s in plan.config.selections if calibration_of(s.calibration).weighted}
     for role in calibrating(plan.config):
         test = blind_tests.get(role)
-        if test is None or test.auc is None:
+        if test is None or test.ok is not False:
             continue
-        known, audit = ([*sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
-        if test.ok is False:
-            audited, known_words = telling_words([d.text for _, d in known], [d.text for _, d in audit])
-            words[role] = {"audit": audited, role: known_words}
-            lines.append(wording.telling_words_phrase(role, audited, known_words, test.by))
-        if role in weighted:
-            lines += _weighted_lines(plan, role, known, audit, test)
+        known, audit = ([d.text for _, d in sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
+        audited, known_words = telling_words(known, audit)
+        words[role] = {"audit": audited, role: known_words}
+        lines.append(wording.telling_words_phrase(role, audited, known_words, test.by))
     return words, lines
-
-
-def _weighted_lines(plan: Plan, role: Role, known: _Sampled, audit: _Sampled, test: BlindDiagnostic) -> list[str]:
-    """The effective number of calibration documents after weighting, and their blind test, for a sample."""
-    learnt, total = _learnt(known, audit, plan.config), plan.documents(role)[0]
-    effective = effective_number(np.minimum(learnt.odds(), learnt.ratio.largest)[~learnt.compared.audited])
-    after = learnt.tested(role)
-    outlook = weighting_diagnostic(effective * total / len(known), total, role, test, after, test.by)
-    return [f"warning: {each.sentence}" if each.ok is False else each.sentence for each in (outlook, after)]
-
-
-def _learnt(known: _Sampled, audit: _Sampled, config: AuditConfig) -> LearntWeights:
-    return learn_weights([document for _, document in known], [document for _, document in audit], config)
 
 
 def _shards(plan: Plan, role: str) -> list[Shard]:
@@ -226,8 +199,8 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     seed = plan.config.seed
     tested = halves(np.array([id_key(document.doc_id) for _, document in audit], dtype=np.int64), seed)
     taught = [audit[place] for place in np.flatnonzero(~tested).tolist()]
-    learnt = _learnt(known, taught, plan.config)
-    certain = _certain(learnt)
+    learnt = learn_ratio([document for _, document in known], [document for _, document in taught], plan.config)
+    certain = _certain(learnt, seed)
     ids = plan.config.corpus.has_ids
     schema = MATCHED_SCHEMA.append(pa.field(wording.TOKENS, pa.list_(pa.int64()))) if ids else MATCHED_SCHEMA
     path = os.path.join(folder, f"{role}.parquet")
@@ -264,7 +237,7 @@ def _tested(known: Sequence[Document], audit: Sequence[Document], config: AuditC
     return blind([document.text for document in known], [document.text for document in audit], config.seed, block)
 
 
-def _certain(learnt: LearntWeights) -> float:
+def _certain(learnt: LearntRatio, seed: int) -> float:
     """The smallest odds from which documents are always kept that leave words uninformative, otherwise the largest."""
     odds, audited = learnt.odds(), learnt.compared.audited
     strictest = float(np.max(odds[~audited]))
@@ -274,8 +247,8 @@ def _certain(learnt: LearntWeights) -> float:
         kept = np.minimum(odds / limit, 1.0)
         if effective_number(kept[~audited]) < 2:
             continue
-        test = blind_weighted(learnt.words, learnt.compared, kept, learnt.seed)
-        if test is None or test[0] > 0.5 + TOLERANCE:
+        auc = weighted_auc(learnt.words, learnt.compared, kept, seed)
+        if auc is None or auc > 0.5 + TOLERANCE:
             break
         best = limit
     return best

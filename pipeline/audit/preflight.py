@@ -17,7 +17,6 @@ from pipeline.audit.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.audit.dependence import near_duplicates_among
 from pipeline.audit.dependence_plan import BlockCounts, count_blocks, dependence_lines, related_of
 from pipeline.audit.draws import DrawReader, DrawsPreview
-from pipeline.audit.halvings import LEAST
 from pipeline.audit.input_findings import NOTE, WARNING, DocumentTally, InputFindings, Undecodable
 from pipeline.audit.matching import advice, calibrating
 from pipeline.audit.overlap import KnownTexts, check_calibration_left, find_shared, repeated_ids, shared_error
@@ -28,7 +27,6 @@ from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostic,
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.paths import written
-from pipeline.config.selection import NULL_ROLE
 from pipeline.corpus.documents import Document, UnclosedError, read_shard
 from pipeline.corpus.formats import distinguishing_column
 from pipeline.corpus.inputs import number_rows
@@ -36,12 +34,11 @@ from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
-from pipeline.report.wording.blind import how_decided, to_be_weighted
+from pipeline.report.wording.blind import how_decided
 from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note
 from pipeline.report.wording.next_step import after_blind
 from pipeline.selection.blocks import Related
-from pipeline.selection.calibrations import calibration_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
 
@@ -210,9 +207,9 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop where most documents would be quarantined, or where selection would refuse them after scoring.
 
     Raises:
-        UserError: an input is entirely in another encoding, or cannot be read with its settings; a role that calibrates
-            a selection has near-duplicates of audited documents, and the configuration does not set `overlap: drop`; or
-            fewer than 20 documents of either role for weights.
+        UserError: an input is entirely in another encoding, or cannot be read with its settings; or a role that
+            calibrates a selection has near-duplicates of audited documents, and the configuration does not set
+            `overlap: drop`.
     """
     for one in checked.undecodable:
         if one.stops:
@@ -227,22 +224,12 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
         if shared is not None and shared.n_calibration and config.overlap == "error":
             error = shared_error(shared, checked.documents[role], role)
             raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
-    for selection in config.selections:
-        role = NULL_ROLE[selection.direction]
-        test = checked.blind.get(role)
-        counts = None if test is None else (test.n_calibration or 0, test.n_audit or 0)
-        if calibration_of(selection.calibration).weighted and counts is not None and min(counts) < LEAST:
-            raise UserError(
-                f"selection {selection.name}: calibration weighted needs at least {LEAST} {role} and {LEAST} audited "
-                f"documents to learn how their {config.corpus.units} differ, got {counts[0]} and {counts[1]}"
-            )
 
 
 def _steps(tests: Mapping[Role, BlindDiagnostic], config: AuditConfig) -> list[str]:
-    """What to do after failed blind tests; none where weights account for the difference."""
-    weighted = {NULL_ROLE[one.direction] for one in config.selections if calibration_of(one.calibration).weighted}
+    """What to do after failed blind tests."""
     failed = {role: tests[role] for role in calibrating(config) if role in tests and tests[role].ok is False}
-    return [step for role, test in failed.items() if role not in weighted and (step := after_blind(test, role))]
+    return [step for role, test in failed.items() if (step := after_blind(test, role))]
 
 
 def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
@@ -250,7 +237,7 @@ def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     config, draws = plan.config, checked.draws
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
-        checks += [checked.overlap.get(role), _before_weights(checked.blind.get(role), role, config)]
+        checks += [checked.overlap.get(role), checked.blind.get(role)]
     words = {True: "", None: NOTE, False: WARNING}
     lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
     if draws is not None:
@@ -277,14 +264,6 @@ def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
         lines += [*draws.lines, *(f"{WARNING}{line}" for line in draws.warnings)]
     large = [wording.large_alpha(one.name, one.alpha) for one in config.selections if one.alpha > LARGE_ALPHA]
     return [*inputs, *(f"{WARNING}{line}" for line in large), *lines]
-
-
-def _before_weights(test: BlindDiagnostic | None, role: Role, config: AuditConfig) -> BlindDiagnostic | None:
-    """The blind test; no warning where every selection of the role has weights, which are meant to correct it."""
-    of_role = [calibration_of(s.calibration) for s in config.selections if NULL_ROLE[s.direction] == role]
-    if test is None or test.ok is not False or not of_role or not all(one.weighted for one in of_role):
-        return test
-    return test.model_copy(update={"ok": None, "sentence": to_be_weighted(test.sentence, test.by)})
 
 
 def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:

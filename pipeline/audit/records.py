@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.config.yaml import build
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, RetiredError, UserError
 from pipeline.report.wording.files import UNKNOWN_VERSION
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
@@ -69,7 +69,8 @@ def read_record(
 
     Raises:
         DamagedError: a damaged file; the message names the key where it is known.
-        UserError: a file of another version; the message names the program that wrote it.
+        UserError: a file of another version, or with a setting that this one has not; the message names the program
+            that wrote it.
     """
     try:
         return _read_record(store, name, kind, remedy)
@@ -96,6 +97,8 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
         value = opened(value, where)
     try:
         return build(kind, dict(value))
+    except RetiredError as error:
+        raise UserError(f"{where} was written by seenset {_writer(store)}, and {error}; {remedy}") from None
     except UserError as error:
         raise DamagedError(f"{where} is damaged: {error}") from None
 

@@ -131,9 +131,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
             given = wording.ResolutionFacts(n, m, role, PLAIN)
             sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "ok": None}
-    sentence = wording.before_pass(figures["sentence"], calibrated.weighted, at_most)
-    ok = figures["ok"] or None if calibrated.weighted else figures["ok"]
-    return {**facts, **figures, "sentence": sentence, "ok": ok}
+    return {**facts, **figures, "sentence": wording.before_pass(figures["sentence"], at_most)}
 
 
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.blind import BlindTest
-from pipeline.audit.density_weights import RunWeights, weigh_run, weighting_diagnostic, weights_record_file
 from pipeline.audit.dependence import (
     MOST,
     RoleDocuments,
@@ -90,7 +89,6 @@ _OF_RUN = (
     KEYS_FILE,
     DUPLICATES,
     *(blind_file(role) for role in ROLES if role != "audit"),
-    *(weights_record_file(role) for role in ROLES if role != "audit"),
 )
 """Files of the run that state a part of every answer, where they exist."""
 
@@ -195,10 +193,10 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
 def _tasks(
     config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
 ) -> tuple[list[_SelectionTask], dict[Role, RoleDocuments]]:
-    """The configured selections, with shared data: spans of scores, checks, weights and dependent documents."""
+    """The configured selections, with shared data: spans of scores, checks and dependent documents."""
     columns = _columns(config.selections)
     if config.corpus.versions is not None:
-        span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST, None)
+        span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST)
         draws = read_version_draws(config, scored, each)
         tasks = [_SelectionTask(config, one, scored, *checked, span, limit, texts) for one in config.selections]
         return [replace(task, draws=draws) for task in tasks], {}
@@ -211,18 +209,11 @@ def _tasks(
         searches[role] = beside.submit(sketched.list_near_duplicates, config.near_copies)
     span = find_span(scored, roles, columns, each)
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
-    weighted = {NULL_ROLE[s.direction] for s in config.selections if calibration_of(s.calibration).weighted}
-    weights: dict[Role, RunWeights] = {role: weigh_run(scored, role, config, each) for role in sorted(weighted)}
     documents = {role: search.result() for role, search in searches.items()}
     tasks = []
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
-        tests = (
-            overlaps[role],
-            blind_tests[role],
-            weights[role] if calibration_of(selection.calibration).weighted else None,
-        )
-        keep = overlaps[role].keep
+        tests, keep = (overlaps[role], blind_tests[role]), overlaps[role].keep
         blocks = SelectionBlocks.of(scored, selection, (documents["audit"], documents[role]), keep, config.seed)
         tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, blocks))
     return tasks, documents
@@ -296,7 +287,6 @@ class _SelectionTask:
     scored: Scored
     overlap: Overlap  # overlap of the null role
     blind_test: BlindTest  # blind test of the null role
-    weights: RunWeights | None  # for calibration weighted
     span: Span  # span of all scores
     limit: int | None
     texts: bool  # whether the beginning of selected documents is shown
@@ -335,8 +325,8 @@ class _SelectionTask:
             detectors = self.selection.detectors
             return replace(batch, versions=version_part(table, self.config, detectors, self.draws.left_out))
         if self.blocks is not None and self.blocks.places is not None:
-            batch = replace(batch, place=self.blocks.places.of_shard(receipt.shard, len(table)))
-        return batch if self.weights is None else replace(batch, weights=self.weights.of(table, receipt))
+            return replace(batch, place=self.blocks.places.of_shard(receipt.shard, len(table)))
+        return batch
 
     @property
     def keep(self) -> np.ndarray:
@@ -347,8 +337,7 @@ class _SelectionTask:
         """The calibration documents of the null role."""
         batch, keep = self.scored.batches(self.null_role, self.selection.detectors, self.grouped), self.keep
         groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
-        weights = self.weights.of_role()[keep] if self.weights is not None else None
-        return Batch(batch.matrix[keep], groups, batch.keys[keep], weights)
+        return Batch(batch.matrix[keep], groups, batch.keys[keep])
 
     def placed(self, slot: Slot) -> _SelectionTask:
         """The same task at the level of a place in a schedule."""
@@ -415,13 +404,8 @@ class _SelectionTask:
             "families": families_diagnostic(duplicates, listed),
             "tail": tail_diagnostic(self.blind_test, listed),
         }
-        if self.weights is not None and answer.effective is not None:
-            before, after = self.blind_test.diagnostic, self.weights.blind
-            by = self.config.corpus.units
-            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
-            checks |= {"blind": after, "weighting": weighting, "tail": None}
         diagnostics = diagnostics.model_copy(update=checks)
-        alone = self.weights is None and not diagnostics.failures()
+        alone = not diagnostics.failures()
         near, calibrating = (duplicates["audit"], duplicates[role]), self.blocks.calibrating
         checks = {
             "groups": group_diagnostic(selection, answer, role, documents["audit"].groups, calibrating, alone),

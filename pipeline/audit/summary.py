@@ -197,16 +197,6 @@ class SymmetryDiagnostic(Diagnostic):
     p_value: float = Field(description="P-value of the hypothesis that they are; a small one contradicts it.")
 
 
-class WeightingDiagnostic(Diagnostic):
-    """The effective number of calibration documents under weights by words, and the blind AUC before and after."""
-
-    effective: float = Field(description="Effective number of calibration documents: (sum w)^2 / sum w^2.")
-    auc_before: float | None = Field(
-        None, description="AUC of the blind classifier without weights; null if not tested."
-    )
-    auc_after: float | None = Field(None, description="AUC of the blind classifier with weights; null if not tested.")
-
-
 class TailDiagnostic(Diagnostic):
     """Whether a small part of the audited documents is of a kind that calibration lacks."""
 
@@ -274,7 +264,7 @@ class Diagnostics(Record):
     tail: TailDiagnostic | None = Field(
         None,
         description="Whether a small part of the audited documents is of a kind that calibration lacks; null where the "
-        "blind test was not made, and with calibration weighted.",
+        "blind test was not made.",
     )
     families: FamiliesDiagnostic | None = Field(
         None,
@@ -283,10 +273,6 @@ class Diagnostics(Record):
     )
     sign_symmetry: SymmetryDiagnostic | None = Field(
         None, description="The assumption of the knockoff filter; null for every other procedure."
-    )
-    weighting: WeightingDiagnostic | None = Field(
-        None,
-        description="The check of calibration weighted; null for every other. `blind` is then the test with weights.",
     )
     shuffle: ShuffleDiagnostic | None = Field(
         None,
@@ -336,6 +322,9 @@ class SeriesPlace(Record):
 class Summary(Bounded, VersionedRecord):
     """The answer of one selection: `selection/<name>/summary.json`."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
     procedure: str = Field(description="The procedure that chose the selected.")
     direction: Direction = Field(description="members: selects documents that were trained on; clean: that were not.")
@@ -344,7 +333,7 @@ class Summary(Bounded, VersionedRecord):
         "schedule, its level there."
     )
     detectors: list[str] = Field(description="Score columns that the selection reads.")
-    calibration: str = Field(description="How p-values were calibrated: pooled, by_group, conditional or weighted.")
+    calibration: str = Field(description="How p-values were calibrated: pooled, by_group or conditional.")
     n_audit: int = Field(description="Audited documents, quarantined ones included.")
     n_calibration: int = Field(description="Documents of known membership that the p-values were calibrated on.")
     n_quarantined: int = Field(
@@ -403,13 +392,9 @@ class Summary(Bounded, VersionedRecord):
     @property
     def remarks(self) -> list[str]:
         """Notes on the guarantee for readers of the numbers, one line each; empty where nothing contradicts it."""
-        weighting = self.diagnostics.weighting
-        weighed = [] if weighting is None or weighting.ok is False else [wording.unproved(weighting.sentence)]
         if self.conclusion == "contradicted":
-            return [*(f"{wording.WARNING}: {reason}" for reason in self.reasons), *weighed]
-        if self.conclusion == "supported":
-            return weighed
-        return [unsettled(self.diagnostics.blind), *weighed]
+            return [f"{wording.WARNING}: {reason}" for reason in self.reasons]
+        return [] if self.conclusion == "supported" else [unsettled(self.diagnostics.blind)]
 
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, with the reason."""
@@ -483,7 +468,7 @@ def make_summary(
         factor=answer.factor,
         weights=answer.weights,
         guarantee=answer.guarantee,
-        assumption=wording.assumption_in(diagnostics.blind.by, answer.assumption),
+        assumption=answer.assumption,
         promise=answer.promise,
         supported=diagnostics.support(),
         reasons=diagnostics.failures(),

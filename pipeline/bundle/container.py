@@ -28,7 +28,7 @@ COMMENT = b"seenset evidence bundle"
 MOST_BYTES = 4_000_000_000
 """Maximum size of all members: offsets in the headers have 32 bits."""
 
-FORM = 2
+FORM = 3
 """Version of the format of bundles."""
 
 _DATE = 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
@@ -56,8 +56,8 @@ class BundleIndex(VersionedRecord):
 
     sealed = True
 
-    schema_: Literal[2] = Field(  # type: ignore[assignment]
-        2, alias="schema", description="Version of the form of bundles; version 1 had no families of near-duplicates."
+    schema_: Literal[3] = Field(  # type: ignore[assignment]
+        3, alias="schema", description="Version of the form of bundles; earlier ones had other checks and columns."
     )
     format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="Type of the file.")
     seenset: str = Field(description="Version of the program that wrote it.")
@@ -110,9 +110,10 @@ def unpack(data: bytes, name: str) -> tuple[BundleIndex, dict[str, bytes]]:
         raise RefutedError(f"{name}: {INDEX} is damaged")
     value, size = opening
     if value.get("schema") != FORM:
+        writer = value.get("seenset")
         raise UserError(
-            f"{name} is a bundle of version {value.get('schema')}, written by seenset {value.get('seenset')}; this "
-            f"version reads version {FORM}"
+            f"{name} is a bundle of version {value.get('schema')}, written by seenset {writer}; this version reads "
+            f"version {FORM}: verify it with seenset {writer}"
         )
     try:
         index = build(BundleIndex, {key: value[key] for key in value if key != DIGEST})

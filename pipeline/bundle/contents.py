@@ -23,8 +23,8 @@ from pipeline.audit.judge import version_part
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.bundle.container import BundleIndex, RefutedError
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import ROLES, Role
-from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.config.corpus import ROLES
+from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.documents import id_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import parse_detectors
@@ -42,13 +42,11 @@ from pipeline.mark.commitment import (
 )
 from pipeline.mark.mark import SCHEMA
 from pipeline.selection.blocks import NONE
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict
 from pipeline.selection.passes import Ask, Batch, together
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.versions import VersionPart
-from pipeline.selection.weighted import LEVELS
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 
 TEXTS = pa.field("texts", pa.list_(pa.string()))  # texts of all versions, in order
@@ -278,11 +276,6 @@ def score_column(detector: str) -> str:
     return f"score:{detector}"
 
 
-def weight_column(role: Role) -> str:
-    """Column with the density-ratio weights for a calibration role."""
-    return f"weight:{role}"
-
-
 def bundled_schema(
     selections: Sequence[SelectionConfig],
     columns: Sequence[str],
@@ -299,14 +292,11 @@ def bundled_schema(
     """
     if versions:
         return pa.schema([*_ALWAYS, *FIELDS, DRAWN, *([TEXTS] if texts else [])])
-    calibrations = [(calibration_of(one.calibration), NULL_ROLE[one.direction]) for one in selections]
-    weighted = sorted({weight_column(role) for calibration, role in calibrations if calibration.weighted})
     scores = sorted({*columns, *(column for one in selections for column in one.detectors)})
     fields = [
         *(_ALWAYS.field(name) for name in _ALWAYS.names),
         *_RELATED,
         *([pa.field("block", pa.int64())] if columns else []),
-        *(pa.field(name, pa.int64()) for name in weighted),
         *(pa.field(score_column(name), pa.float64()) for name in scores),
         *([pa.field("text", pa.string())] if texts else []),
     ]
@@ -329,10 +319,6 @@ def check_values(table: pa.Table) -> None:
     for name in table.column_names:
         if name.startswith("score:"):
             conditions[name] = pc.equal(pc.fill_null(pc.is_finite(table[name]), False), scored)
-        elif name.startswith("weight:"):
-            inside = pc.and_(pc.greater_equal(table[name], 1), pc.less_equal(table[name], LEVELS))
-            read = pc.and_(scored, pc.is_in(role, value_set=pa.array(["audit", name.removeprefix("weight:")])))
-            conditions[name] = pc.or_(pc.fill_null(inside, False), pc.invert(read))
         elif name == VERSIONS:
             conditions[name] = pc.equal(pc.is_valid(table[name]), scored)
         elif name == "block":

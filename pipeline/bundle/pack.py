@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from pipeline import __version__
 from pipeline.audit.collection import Collection, read_collection
-from pipeline.audit.density_weights import RunWeights, weigh_run
 from pipeline.audit.dependence import MOST, read_sketches
 from pipeline.audit.digests import VerdictTables
 from pipeline.audit.history import answered_selections, read_history, several_questions
@@ -30,7 +29,6 @@ from pipeline.bundle.contents import (
     score_column,
     summary_member,
     verdicts_member,
-    weight_column,
 )
 from pipeline.bundle.verify import verify_bundle
 from pipeline.config.audit import AuditConfig
@@ -39,7 +37,6 @@ from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.corpus.documents import read_shard, text_key
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import FEATURES, VERSIONS
 from pipeline.store.receipts import Receipt, read_filed
@@ -103,7 +100,6 @@ class _Packing:
     scored: Scored
     schema: pa.Schema  # schema of `documents.parquet`
     keep: dict[Role, np.ndarray]  # by calibration role: bool, (documents,)
-    weights: dict[Role, RunWeights]
     families: dict[Role, pa.Array]  # by role: int64, (documents,)
     collection: Collection | None
 
@@ -117,12 +113,11 @@ class _Packing:
         each: Each,
         texts: bool,
     ) -> _Packing:
-        """Find the known documents that calibrate, their weights, and near-duplicates."""
+        """Find the known documents that calibrate, and near-duplicates."""
         if config.corpus.versions is not None:
-            return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, {}, None)
+            return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
         overlaps = find_overlaps(scored, roles, config, each)
-        weighted = {NULL_ROLE[one.direction] for one in selections if calibration_of(one.calibration).weighted}
         families = {}
         for role in dict.fromkeys(["audit", *roles]):
             keep, most = (None, MOST) if role == "audit" else (overlaps[role].keep, None)
@@ -132,7 +127,6 @@ class _Packing:
             scored,
             bundled_schema(selections, [] if collection is None else collection.columns, texts),
             {role: overlaps[role].keep for role in roles},
-            {role: weigh_run(scored, role, config, each) for role in sorted(weighted)},
             families,
             collection,
         )
@@ -153,11 +147,6 @@ class _Packing:
             table = self.scored.table(receipt, ["id_key", "text_key", "doc_id", "row", "group", *columns])
             part = {"id": table["doc_id"], "row": table["row"], "group": table["group"]}
             part |= {score_column(name): table[name] for name in columns}
-            part |= {
-                weight_column(null): pa.array(weights.of(table, receipt))
-                for null, weights in self.weights.items()
-                if role in ("audit", null)
-            }
             kept = np.full(len(table), role != "audit")
             part["calibrates"] = pa.array(kept if calibrates is None else calibrates[place : place + len(table)])
             if role in self.families:

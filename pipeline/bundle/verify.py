@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
-from pipeline.audit.density_weights import weighting_diagnostic
 from pipeline.audit.dependence import GroupSizes, breaks_bounds, group_diagnostic, near_duplicates_diagnostic
 from pipeline.audit.diagnostics import diagnose_scores, without_texts
 from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
@@ -34,7 +33,6 @@ from pipeline.bundle.contents import (
     score_column,
     summary_member,
     verdicts_member,
-    weight_column,
 )
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -160,16 +158,11 @@ class _Bundle:
 
     @cached_property
     def scores(self) -> Scores:
-        """The scores, groups and weights of all documents."""
+        """The scores and groups of all documents."""
         columns = {
             name.removeprefix("score:"): self.documents[name].to_numpy()
             for name in self.documents.column_names
             if name.startswith("score:")
-        }
-        weights = {
-            role: self.documents[weight_column(role)].fill_null(0).to_numpy()
-            for role in ROLES
-            if weight_column(role) in self.documents.column_names
         }
         keys = np.array([id_key(name) for name in self.documents["id"].to_pylist()], dtype=np.int64)
         if "family" not in self.documents.column_names:
@@ -177,7 +170,7 @@ class _Bundle:
         groups, family = (self.documents[name].combine_chunks() for name in ("group", "family"))
         alone = np.arange(len(family), dtype=np.int64) + len(family)
         numbers = np.where(family.is_null().to_numpy(zero_copy_only=False), alone, family.fill_null(0).to_numpy())
-        return Scores(columns, keys, groups, numbers, weights or None)
+        return Scores(columns, keys, groups, numbers)
 
     def stated(self) -> Iterator[Checked]:
         """Statements of the run on its model, its corpora and its questions."""
@@ -209,7 +202,7 @@ class _Bundle:
         if not refuted:
             yield Checked("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
         for name, diagnostic in summary.diagnostics.by_name().items():
-            if name not in ("resolution", "sign_symmetry", "weighting", "shuffle", "groups"):
+            if name not in ("resolution", "sign_symmetry", "shuffle", "groups"):
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
@@ -326,18 +319,9 @@ class _Bundle:
         """The summary from the scores, with the values that only the run can state."""
         role, answer = NULL_ROLE[selection.direction], recomputed.answer
         computed = diagnose_scores(answer, role)
-        weighting = None
-        if answer.effective is not None:
-            before, after = (
-                BlindDiagnostic(ok=None, sentence="", auc=_at(stated, "diagnostics", "weighting", name))
-                for name in ("auc_before", "auc_after")
-            )
-            by = self.manifest.config.corpus.units
-            weighting = weighting_diagnostic(answer.effective, answer.n_calibration, role, before, after, by)
         known: dict[str, Diagnostic | None] = {
             "resolution": computed.resolution,
             "sign_symmetry": computed.sign_symmetry,
-            "weighting": weighting,
         }
         if self.versions is not None:
             known["shuffle"] = self.versions.draws.diagnostic
@@ -366,7 +350,7 @@ class _Bundle:
         assert groups is not None
         audited, known = (GroupSizes.of_names(groups.take(pa.array(one))) for one in (self.roles["audit"], calibrating))
         others = diagnostics.model_copy(update={"groups": None, "near_copies": None})
-        alone = answer.effective is None and not others.failures()
+        alone = not others.failures()
         dependent = audited.breaks_bounds or known.breaks_bounds
         checks: dict[str, Any] = {"groups": group_diagnostic(selection, answer, role, audited, known, alone)}
         if near is not None:

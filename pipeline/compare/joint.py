@@ -162,7 +162,7 @@ def _check_selections(runs: Sequence[FinishedRun], summaries: Sequence[Summary])
             raise UserError(
                 f"{where} has direction {summary.direction}, and that of {runs[0].store.url} has {first.direction}"
             )
-        if not calibration_of(summary.calibration).valid_on_average:
+        if calibration_of(summary.calibration).conditional:
             raise UserError(
                 f"{where} has calibration {summary.calibration}: a joint selection takes pooled or by_group, whose "
                 "p-values are valid on average over calibration sets"

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_MATCHED = (
+    "take calibration pooled; seenset plan AUDIT.YAML --matched FOLDER keeps the known documents whose words resemble "
+    "the audited ones"
+)
+
+CALIBRATIONS: Mapping[str, str] = {"weighted": _MATCHED}
+
+COLUMNS: Mapping[str, str] = {"weight": f"leave it out, and {_MATCHED}"}
+"""Of tables of scores."""
+
 DETECTORS: Mapping[str, str] = {
     "learnt": "an attack of your own is a detector in a file (import: [FILE.py])",
     "token_quantile": "take min_k, the mean of the lowest log-probabilities",
@@ -47,6 +57,8 @@ SUFFIXES: Mapping[str, str] = {
 """Of input files."""
 
 RETIRED: Mapping[str, Mapping[str, str]] = {
+    "calibration": CALIBRATIONS,
+    "column": COLUMNS,
     "command": COMMANDS,
     "detector": DETECTORS,
     "option": OPTIONS,
@@ -60,11 +72,11 @@ def retired(kind: str, name: str) -> str | None:
     """The refusal of a retired thing.
 
     Args:
-        kind: key of `RETIRED`.
+        kind: key of `RETIRED`, or another kind, of which nothing was retired.
         name: name as the user wrote it.
 
     Returns:
         One line, or None if there was no such thing.
     """
-    instead = RETIRED[kind].get(name)
+    instead = RETIRED.get(kind, {}).get(name)
     return None if instead is None else f"{kind} {name} left in 1.0: {instead}"

@@ -12,7 +12,7 @@ from pipeline.config.paths import Place
 from pipeline.config.yaml import NAME, Section
 
 Direction = Literal["members", "clean"]
-CalibrationName = Literal["pooled", "by_group", "conditional", "weighted"]
+CalibrationName = Literal["pooled", "by_group", "conditional"]
 NULL_ROLE: dict[Direction, Role] = {"members": "unseen", "clean": "seen"}
 SOUGHT_ROLE: dict[Direction, Role] = {"members": "seen", "clean": "unseen"}
 
@@ -52,8 +52,7 @@ class SelectionConfig(Section):
 
     calibration: CalibrationName = Field(
         "pooled",
-        description="Rank among all known documents, those of the group, conditional on the known documents, or "
-        "weighted by words.",
+        description="Rank among all known documents, those of the group, or conditional on the known documents.",
     )
     calibrate: Literal["all", "one_per_block"] = Field(
         "all",

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Va
 from pipeline.config.misplaced import instead_of_config
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.config.retired import retired
-from pipeline.errors import UserError, nearest, number_meant
+from pipeline.errors import RetiredError, UserError, nearest, number_meant
 
 _MOST_GUESSES = 3  # in a message about an unknown setting
 MOST_DEPTH = 100
@@ -246,7 +246,8 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
     Relative paths in overrides are relative to the working directory.
 
     Raises:
-        UserError: an unknown key (with the nearest known one) or a value outside its limits.
+        UserError: an unknown key (with the nearest known one) or a value outside its limits; `RetiredError` for those
+            of an earlier version.
     """
     for override in overrides:
         path, equals, raw = override.partition("=")
@@ -261,6 +262,8 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
     try:
         return kind.model_validate(data)
     except ValidationError as error:
+        if (line := _retired_line(error.errors()[0])) is not None:
+            raise RetiredError(line) from None
         raise UserError(_one_line(error, kind, data)) from None
 
 
@@ -321,16 +324,31 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
         raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
 
 
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+"""Problems with a key that a model or a dataclass does not have."""
+
+
+def _retired_line(problem: Any) -> str | None:
+    """The refusal of a setting or value of an earlier version; None for other problems."""
+    if problem["type"] in _UNKNOWN_KEY:
+        return retired("setting", ".".join(part for part in _path_of_key(problem) if not part.isdigit()))
+    return retired(_location(problem)[-1], str(problem["input"])) if problem["type"] == "literal_error" else None
+
+
+def _path_of_key(problem: Any) -> list[str]:
+    """The path of a user's key, which never is the name of a union branch."""
+    *section, key = problem["loc"]
+    return [*(str(part) for part in section if not _is_union_branch(part)), str(key)]
+
+
 def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, Any]) -> str:
     problems = error.errors()
     problem = problems[0]
     location = _location(problem)
     where = ".".join(location) or "config"
-    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model or a dataclass
-        key, section = str(problem["loc"][-1]), problem["loc"][:-1]  # a user's key, never the name of a union branch
-        where = ".".join([*(str(part) for part in section if not _is_union_branch(part)), key])
-        if line := retired("setting", ".".join(part for part in where.split(".") if not part.isdigit())):
-            return line
+    if problem["type"] in _UNKNOWN_KEY:
+        key, section = str(problem["loc"][-1]), problem["loc"][:-1]
+        where = ".".join(_path_of_key(problem))
         known = _keys_at(kind, section)
         below = [] if section else list(dict.fromkeys(_paths_to(kind, data, key, 3)))
         if 0 < len(below) <= _MOST_GUESSES:

@@ -173,23 +173,12 @@ class Calibration:
     name: str
     ranking: Callable[[SelectionConfig, int, Batch], Ranking] = _pooled
     grouped: bool = False  # ranks a document among those of its group
-    weighted: bool = False  # counts calibration documents by weights
     conditional: bool = False  # valid for given calibration documents, not on average over them
 
     @property
     def plain(self) -> bool:
         """Whether p-values are k / (n + 1) against all n calibration documents."""
-        return not (self.grouped or self.weighted or self.conditional)
-
-    @property
-    def ranks_together(self) -> bool:
-        """Whether all documents are ranked among the same calibration documents with equal weights."""
-        return not (self.grouped or self.weighted)
-
-    @property
-    def valid_on_average(self) -> bool:
-        """Whether each p-value is proved to be marginally valid, on average over calibration sets."""
-        return not (self.weighted or self.conditional)
+        return not (self.grouped or self.conditional)
 
     def delta(self, selection: SelectionConfig) -> Fraction | None:
         """The exact share of calibration sets for which the guarantee may fail; None if it is an average."""
@@ -207,7 +196,6 @@ CALIBRATIONS = {
         Calibration("pooled"),
         Calibration("by_group", _by_group, grouped=True),
         Calibration("conditional", conditional=True),
-        Calibration("weighted", weighted=True),
     )
 }
 

@@ -143,7 +143,6 @@ class Grid:
     n: int  # calibration documents of all groups
     groups: int = 1
     delta: Fraction | None = None  # valid for all but this share of calibration sets; None: on average over them
-    weighted: bool = False  # whether calibration documents have weights, so that a rank is not a number of documents
 
     def __post_init__(self) -> None:
         for name in ("numerators", "denominators"):
@@ -188,7 +187,6 @@ class Grid:
         """Whether ranks have the same p-values in both."""
         return self is other or (
             (self.n, self.groups, self.delta) == (other.n, other.groups, other.delta)
-            and self.weighted == other.weighted
             and np.array_equal(self.numerators, other.numerators)
             and np.array_equal(self.denominators, other.denominators)
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,11 @@ from pipeline.errors import UserError
 from pipeline.selection.blocks import NONE, Blocks, Related
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.conformal import RankCounts
-from pipeline.selection.guarantees import NOTHING_PROVED, percentage
+from pipeline.selection.guarantees import percentage
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
 from pipeline.selection.procedures import procedure_of, why_unbounded
-from pipeline.selection.procedures.record import decide
-from pipeline.selection.ranked import judge_ranks, of_decision, ranked
+from pipeline.selection.ranked import ranked
 from pipeline.selection.schedule import Level, Slot
-from pipeline.selection.weighted import calibrate_weighted, least_ranks, ranks_by_weight, weighted_resolution
 
 
 def answer(question: SelectionInput) -> Asking[Answer]:
@@ -43,41 +39,12 @@ def answer(question: SelectionInput) -> Asking[Answer]:
         UserError: missing calibration documents, groups without any, or no audit documents.
     """
     selection, level, quarantined = question.selection, question.level, question.quarantined
-    plain = _weighted if calibration_of(selection.calibration).weighted else ranked
-    decided = yield from (procedure_of(selection.procedure).answer or plain)(question)
+    decided = yield from (procedure_of(selection.procedure).answer or ranked)(question)
     counts, rank = decided.counts, decided.rank
     if counts is not None and why_unbounded(selection) is None:
         unlisted = quarantined if rank == counts.grid.size else 0  # they have no score and are never on the list
         decided = replace(decided, bound=wrong_in_list(counts, rank, level.confidence, unlisted))
     return in_slot(decided, level, selection)
-
-
-def _weighted(question: SelectionInput) -> Asking[Answer]:
-    selection, known, seed = question.selection, question.known, question.seed
-    assert known.weights is not None
-    calibration = calibrate_weighted(known.first, known.weights)
-    grid = calibration.grid
-
-    def rank(batch: Batch) -> np.ndarray:
-        assert batch.weights is not None
-        draws = batch.draws(selection, seed)
-        return ranks_by_weight(batch.first, batch.weights, calibration, selection.direction, draws)
-
-    def count(batch: Batch) -> np.ndarray:
-        assert batch.weights is not None
-        both = (rank(batch), least_ranks(batch.weights, calibration))
-        return np.stack([RankCounts.of(places, grid).counts for places in both])
-
-    counted = yield Ask(count)
-    rows = counted if counted is not None else np.zeros((2, grid.size), dtype=np.int64)
-    counts, least = (RankCounts(row, grid).with_quarantined(question.quarantined) for row in rows)
-    decision = decide(selection.procedure, counts, question.level.alpha)
-    return replace(
-        of_decision(decision, counts, partial(judge_ranks, rank, grid, decision.rank), question),
-        resolution=lambda _: weighted_resolution(least, decision.alpha, decision.factor),
-        strict=NOTHING_PROVED,
-        effective=calibration.effective,
-    )
 
 
 def refuse_uncovered(selection: SelectionConfig) -> None:
@@ -140,8 +107,6 @@ class Scores:
     family: np.ndarray | None = None
     """int64, (documents,): equal for near-duplicates of one role; NONE for a document that was not compared with the
     others. None: no documents are near-duplicates."""
-    weights: Mapping[Role, np.ndarray] | None = None
-    """For calibration weighted: null role -> int64, (documents,), from `weighted.weight_levels`."""
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -154,13 +119,10 @@ class Scores:
     def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
         """The documents at some positions, with the columns of a selection."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
-        groups, calibration = None, calibration_of(selection.calibration)
-        if self.groups is not None and calibration.grouped:
+        groups = None
+        if self.groups is not None and calibration_of(selection.calibration).grouped:
             groups = pa.chunked_array([self.groups.take(pa.array(positions))])
-        weights = None
-        if self.weights is not None and calibration.weighted:
-            weights = self.weights[NULL_ROLE[selection.direction]][positions]
-        return Batch(matrix, groups, self.keys[positions], weights)
+        return Batch(matrix, groups, self.keys[positions])
 
     def related(self, positions: np.ndarray, groups: np.ndarray) -> Related:
         """What makes the documents at some positions depend on one another; `groups` are `group_numbers`."""

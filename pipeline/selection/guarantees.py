@@ -92,16 +92,6 @@ def _probability(delta: Fraction) -> str:
     return short if Fraction(short) == 1 - delta else f"1 - {float(delta)!r}"
 
 
-_WEIGHTED = Guarantee(
-    "heuristic",
-    f"The weights are right: given its words, an audited document {NULLS} scores like a calibration document, its "
-    "weight is how much more often such words stand among the audited documents than among those that calibrate, and "
-    "its words do not tell which audited documents have the property searched for.",
-    f"{SHARE} is not guaranteed to stay at or below alpha: the weights are estimated, and where they are wrong it can "
-    "exceed alpha. With right weights it stayed at or below alpha in the simulations that come with this program, and "
-    f"a theorem says so as numbers grow. {ON_AVERAGE}",
-)
-
 _SHARE_OF_SOME = (
     "The expected share of wrong documents (those for which the null holds under at least one of the models) among the "
     "selected"
@@ -125,9 +115,6 @@ JOINTLY: dict[str, Guarantee] = {
 }
 """Guarantees of a selection under several models: e-BH on the smallest e-value, and BH on the largest p-value."""
 
-NOTHING_PROVED = StrictAnswer("none", 0, None, "finite-sample")
-"""The strict answer if no procedure has a guarantee: the empty list."""
-
 
 def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
     """A procedure's guarantee for p-values with the calibration of a grid.
@@ -136,8 +123,6 @@ def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
     guarantee on average over calibration sets into one for the given calibration documents, which fails with
     probability delta; they do not change the guarantees of other procedures.
     """
-    if grid.weighted:
-        return _WEIGHTED
     if grid.delta is not None and stated.guarantee == "finite-sample":
         sure = (
             f"With probability at least {_probability(grid.delta)} over the choice of the calibration documents, this "

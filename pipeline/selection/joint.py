@@ -76,7 +76,7 @@ class JointEvidence:
 def joinable(selection: SelectionConfig) -> bool:
     """Whether each p-value of a selection is marginally valid, on average over calibration sets: it has an e-value."""
     valid = procedure_of(selection.procedure).is_valid(selection.reconformal)
-    return calibration_of(selection.calibration).valid_on_average and valid
+    return valid and not calibration_of(selection.calibration).conditional
 
 
 def exact_p(p: float, n: int) -> Fraction:

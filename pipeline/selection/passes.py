@@ -32,7 +32,6 @@ class Batch:
     matrix: np.ndarray  # float64, (documents, detectors), finite
     groups: pa.ChunkedArray | None
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
-    weights: np.ndarray | None = None  # int64, (documents,), from `weight_levels`; for calibration weighted
     versions: VersionPart | None = None  # of documents with versions
     place: np.ndarray | None = None  # int, (documents,), as in `RankCounts.of`; None: documents are independent
 
@@ -114,7 +113,6 @@ class Answer:
     """Cut and estimate, by Storey, of the number of nulls among the compared documents; None where documents are
     independent, or the procedure does not estimate their share or allows for dependent documents."""
     bound: Bound | None = None  # of the selected documents with scores
-    effective: float | None = None  # effective number of calibration documents; for calibration weighted
     fused: Callable[[Batch], np.ndarray] | None = None
     """The score combined from several detectors that ranks documents: float64, (documents,), higher is more evidence
     against the null."""

@@ -28,7 +28,7 @@ def ranked(
     """Decide by the ranks of one detector's scores with the calibration of the selection.
 
     Args:
-        question: selection whose calibration is not weighted.
+        question: the selection and its inputs.
         deciding: generator of passes that the decision needs; None: none.
     """
     selection, level, others = question.selection, question.level, question.others

@@ -21,7 +21,6 @@ from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures import procedure_of
 
 KNOWN_SHARE = 1 / 3
@@ -128,12 +127,6 @@ class TrialConfig(Section):
     def work_folder(self) -> str:
         """Folder of contaminated models and their audits."""
         return self.work if self.work is not None else self.run
-
-    @property
-    def reads_words(self) -> bool:
-        """Whether repeats read the words of documents, for weights or for checks of a shift."""
-        weighted = any(calibration_of(selection.calibration).weighted for selection in self.selections)
-        return weighted or self.split.shift is not None
 
     def roles(self) -> dict[Role, Amount]:
         """Number or share of the calibration documents of each known role, from the trial or as a selection needs."""

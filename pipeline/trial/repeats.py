@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.blind import Known, blind_of, hold_out_known, picture_features, read_known
-from pipeline.audit.density_weights import blind_after, fit_ratio, weighted_diagnostic
 from pipeline.audit.dependence import is_dependent
 from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
 from pipeline.audit.halvings import Compared, blocks_among
 from pipeline.audit.words import Words
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
-from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, Verdict, answer_all
-from pipeline.selection.weighted import FEWEST_EFFECTIVE, weight_levels
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.splits import Drawable, Split, draw_split
 
@@ -43,7 +40,6 @@ ROWS_SCHEMA = pa.schema(
         ("guarantee", pa.string()),
         ("wrong_at_most", pa.int64()),
         ("sought_at_least", pa.int64()),
-        ("effective", pa.float64()),
         ("supported", pa.bool_()),
     ]
 )
@@ -51,26 +47,6 @@ ROWS_SCHEMA = pa.schema(
 _GRID = 2001
 _TRUNCATION = 0.75
 _LIMIT = math.log(2 / (1 - CONFIDENCE))  # limit of the logarithm of the wealth of each of two gamblers
-
-
-@dataclass(frozen=True, slots=True)
-class WordChecks:
-    """Whether words alone distinguish the calibration documents of each known role from the audited ones."""
-
-    plain: Mapping[Role, bool | None]  # False: they do, None: inconclusive; roles with too few documents are missing
-    weighted: Mapping[Role, bool | None]  # the same with weights; None where it could not be tested
-
-    def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
-        """Whether these checks, and that of dependent documents, support a guarantee; None where they were not made."""
-        role, effective = NULL_ROLE[selection.direction], verdict.answer.effective
-        if is_dependent(verdict.answer):
-            return False
-        if effective is None:
-            return self.plain.get(role)
-        return False if effective < FEWEST_EFFECTIVE else self.weighted[role]
-
-
-NO_CHECKS = WordChecks({}, {})
 
 
 def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = None) -> Known:
@@ -81,54 +57,6 @@ def known_of_documents(texts: Sequence[str], pictures: Sequence[bytes] | None = 
         pictures: their files; None where the documents are texts.
     """
     return read_known(texts) if pictures is None else picture_features(pictures)
-
-
-def weigh_repeat(
-    scores: Scores,
-    words: Known,
-    family: np.ndarray,
-    roles: Mapping[Role, np.ndarray],
-    selections: Sequence[SelectionConfig],
-    seed: int,
-) -> tuple[Scores, WordChecks]:
-    """The scores of a repeat with the weights for its selections, and the results of the checks of words.
-
-    The weights are learnt from the calibration and audited documents of this repeat, as in an audit.
-
-    Args:
-        scores: scores of all documents.
-        words: features of all documents, from `known_of_documents`.
-        family: int64, for all documents: near-duplicates have equal numbers.
-        roles: role -> int64 positions.
-        selections: selections of the trial.
-        seed: seed of this repeat.
-
-    Raises:
-        UserError: fewer than 20 documents of either kind for weights.
-    """
-    plain: dict[Role, bool | None] = {}
-    repaired: dict[Role, bool | None] = {}
-    weights: dict[Role, np.ndarray] = {}
-    weighted = {NULL_ROLE[s.direction] for s in selections if calibration_of(s.calibration).weighted}
-    for role in dict.fromkeys(NULL_ROLE[selection.direction] for selection in selections):
-        if role not in roles:
-            continue
-        places = np.concatenate([roles[role], roles["audit"]])
-        audited = np.arange(places.size) >= roles[role].size
-        some = words.part(places) if isinstance(words, Words) else words[places]
-        keys = scores.keys[places]
-        compared = Compared.of(audited, blocks_among(family[places], scores.group_numbers[places], audited))
-        held = hold_out_known(some, compared, seed)
-        if held is not None:
-            plain[role] = blind_of(held).ok
-        if role in weighted:
-            features = some.features if isinstance(some, Words) else some
-            ratio = fit_ratio(features, audited, keys, seed)
-            levels = weight_levels(ratio.odds(features, keys), ratio.largest)
-            weights[role] = np.ones(scores.keys.size, dtype=np.int64)
-            weights[role][places] = levels
-            repaired[role] = weighted_diagnostic(blind_after(features, compared, keys, seed), role).ok
-    return replace(scores, weights=weights or None), WordChecks(plain, repaired)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +73,36 @@ class Pool:
     scores: Scores  # scores of all documents; NaN where not scored
     finetuned: Mapping[Role, np.ndarray] = field(default_factory=dict)  # bool, (documents,): trained adapters; unscored
     places: Mapping[str, np.ndarray] = field(default_factory=dict)  # `by` of a shift -> result of `splits.positions`
-    words: Known | None = None  # result of `known_of_documents`; None without weights and shifts
+    words: Known | None = None  # result of `known_of_documents`; None without shifts
+
+
+def check_repeat(
+    pool: Pool, words: Known, roles: Mapping[Role, np.ndarray], selections: Sequence[SelectionConfig], seed: int
+) -> dict[Role, bool | None]:
+    """Whether words alone hardly distinguish the calibration documents of each known role from the audited ones.
+
+    Args:
+        pool: the documents.
+        words: features of all documents, from `known_of_documents`.
+        roles: role -> int64 positions.
+        selections: selections of the trial.
+        seed: seed of this repeat.
+
+    Returns:
+        False: they do, None: inconclusive; roles with too few documents are missing.
+    """
+    tests: dict[Role, bool | None] = {}
+    for role in dict.fromkeys(NULL_ROLE[selection.direction] for selection in selections):
+        if role not in roles:
+            continue
+        places = np.concatenate([roles[role], roles["audit"]])
+        audited = np.arange(places.size) >= roles[role].size
+        some = words.part(places) if isinstance(words, Words) else words[places]
+        block = blocks_among(pool.family[places], pool.scores.group_numbers[places], audited)
+        held = hold_out_known(some, Compared.of(audited, block), seed)
+        if held is not None:
+            tests[role] = blind_of(held).ok
+    return tests
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +114,11 @@ class Repeat:
     audited: np.ndarray  # int64 positions in the pool
     quarantined: int
     verdicts: list[Verdict]
-    checks: WordChecks
+    tests: Mapping[Role, bool | None]  # result of `check_repeat`; empty without a shift
+
+    def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
+        """Whether the tests of words and of dependent documents support a guarantee; None where none is conclusive."""
+        return False if is_dependent(verdict.answer) else self.tests.get(NULL_ROLE[selection.direction])
 
 
 def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
@@ -173,11 +134,12 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
         drawn = draw_split(documents, known, config.split, config.seed, model, number)
         roles = {role: drawn.of(role)[pool.scored[drawn.of(role)]] for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
-        scores, checks, seed = pool.scores, NO_CHECKS, config.seed + number
-        if pool.words is not None and config.reads_words:
-            scores, checks = weigh_repeat(scores, pool.words, pool.family, roles, config.selections, seed)
-        verdicts = answer_all(config.selections, scores, roles, quarantined, seed)
-        yield Repeat(number, drawn, roles["audit"], quarantined, verdicts, checks)
+        tests: Mapping[Role, bool | None] = {}
+        seed = config.seed + number
+        if pool.words is not None and shift is not None:
+            tests = check_repeat(pool, pool.words, roles, config.selections, seed)
+        verdicts = answer_all(config.selections, pool.scores, roles, quarantined, seed)
+        yield Repeat(number, drawn, roles["audit"], quarantined, verdicts, tests)
 
 
 def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdict) -> dict[str, object]:
@@ -208,8 +170,7 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
         "guarantee": verdict.answer.guarantee,
         "wrong_at_most": None if bound is None else bound.wrong_at_most,
         "sought_at_least": None if bound is None else bound.members_at_least,
-        "effective": verdict.answer.effective,
-        "supported": repeat.checks.supported(selection, verdict),
+        "supported": repeat.supported(selection, verdict),
     }
 
 

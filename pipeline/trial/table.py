@@ -95,19 +95,12 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         **spread("power", estimate_of(power)),
         "power_spread": _between(power),
         "null_share": float(numbers("null_share").mean()),
-        "effective": _mean_of(repeats, "effective"),
         "unsupported": _share_unsupported(repeats),
         **spread(
             "null_estimate", estimate_of(by_model(null_estimate, model)) if estimates_share(selection) else UNDEFINED
         ),
         **_bound_cells(selection, repeats),
     }
-
-
-def _mean_of(repeats: pa.Table, name: str) -> float | None:
-    """The mean of a column over its non-null values; None where there are none."""
-    values = [float(value) for value in repeats[name].to_pylist() if value is not None]
-    return sum(values) / len(values) if values else None
 
 
 def _share_unsupported(repeats: pa.Table) -> float | None:
@@ -188,9 +181,9 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     title = f"{wording.SELECTIONS_TITLE}, {wording.interval_scope(rows)}"
     spreads = ("FDR between models", "power between models") if several else ()
     counts = ("selected", "audited", "null share", "its estimate")
-    further = {"effective": "effective n", "unsupported": "called contradicted"}
-    extra = [name for name in further if any(row[name] is not None for row in rows)]
-    names = ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows), *(further[name] for name in extra))
+    checked = any(row["unsupported"] is not None for row in rows)
+    called = ("called contradicted",) if checked else ()
+    names = ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows), *called)
     figures = of_numbers(*names)
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", *figures, title=title)
     for head, row in blocks_of(table, rows, settings):
@@ -209,7 +202,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
             f"{row['null_share']:.3f}",
             cell(row, "null_estimate"),
             *_shown_bounds(row),
-            *("" if row[name] is None else f"{row[name]:.{'1f' if name == 'effective' else '0%'}}" for name in extra),
+            *(("" if row["unsupported"] is None else f"{row['unsupported']:.0%}",) if checked else ()),
         )
     if any(row["contradicted"] or row["bound_contradicted"] for row in rows):
         table.caption = wording.MARKED

@@ -261,7 +261,7 @@ class _Trial:
     def read_words(self, points: Sequence[Point], limit: int | None) -> None:
         """Count words and compute positions along the shifts, where a point needs them."""
         configs = [self.base, *(point.config for point in points)]
-        if any(config.reads_words for config in configs):
+        if any(config.split.shift is not None for config in configs):
             changes = {repr(config.text_transform): config.text_transform for config in configs}
             pictures = self.documents.pictures
             self.words = {

@@ -177,7 +177,7 @@ def test_json_and_files_of_trial(world: Path, tmp_path: Path) -> None:
 
 
 def test_files_of_a_finished_run(reference: Path) -> None:
-    others = "|".join({*ASKED, *REAL} - {"storey", "clean", "fused", "weighted"})
+    others = "|".join({*ASKED, *REAL} - {"storey", "clean", "fused"})
     names = [name for name in names_in(reference) if not re.search(f"/({others})[-/]", name) and name != "verdict.json"]
     check_recorded("files/run", names)
     tables = {

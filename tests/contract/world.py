@@ -223,7 +223,6 @@ REAL: dict[str, dict[str, Any]] = {
     "real": {"detectors": ["loss"], "procedure": "bh", "alpha": 0.9},
     "fused": {"detectors": [HIGH, "loss", "min_k"], "procedure": "td4eval"},
     "learnt": {"detectors": [HIGH, "loss"], "procedure": "adadetect"},
-    "weighted": {"procedure": "bh", "calibration": "weighted"},
 }
 """Questions whose answers depend on the arithmetic of the processor in their last digits."""
 FEW = ("storey", "clean", "learnt")

@@ -29,7 +29,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "storey": {"procedure": "storey", "ties": "random"},
     "conditional": {"procedure": "bky", "calibration": "conditional"},
     "grouped": {"procedure": "by", "calibration": "by_group", "alpha": 0.9},
-    "weighted": {"procedure": "bh", "calibration": "weighted"},
     "known": {"procedure": "known_members"},
     "quantile": {"procedure": "quantile"},
     "boundary": {"procedure": "right_boundary"},

@@ -274,11 +274,11 @@ def test_what_is_no_bundle_is_refused_in_one_line(
     assert "text is not a bundle" in refusal(capsys, "verify", tmp_path / "text")
     assert "is not a file" in refusal(capsys, "verify", tmp_path / "nothing")
     data, (index, members) = bundle.read_bytes(), unpack(bundle.read_bytes(), "b")
-    later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 3})
+    later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 4})
     text = (json.dumps(later, indent=2, ensure_ascii=False) + "\n").encode()
     assert len(text) == len(members[INDEX])
     (tmp_path / "later").write_bytes(data[:41] + text + data[41 + len(text) :])
-    assert "is a bundle of version 3, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
+    assert "is a bundle of version 4, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
     assert "format" in user_error(pack_members, {**keys, "format": "other"}, {})
 

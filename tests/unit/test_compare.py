@@ -129,7 +129,7 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
     for name, changes, part in (
         ("manifest.json", {"schema": 0}, "in form 0, and this version reads form 2"),
         ("status.json", {"state": "incomplete"}, "is unfinished (incomplete): the same seenset run finishes it"),
-        ("selection/clean/summary.json", {"calibration": "weighted"}, "a joint selection takes pooled or by_group"),
+        ("selection/clean/summary.json", {"calibration": "conditional"}, "a joint selection takes pooled or by_group"),
         ("selection/clean/summary.json", {"direction": "members"}, "has direction members, and that of"),
         ("selection/clean/summary.json", {"n_calibration": 50}, "p-values that 50 calibration documents cannot give"),
         ("selection/clean/summary.json", {"n_audit": 61}, "holds 60 documents, and the summary says 61"),

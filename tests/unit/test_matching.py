@@ -8,15 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from commands import user_error
+from test_density_ratio import texts
 from test_preflight_checks import planned
-from test_weighted import texts
 
 from pipeline.audit.description import build_config
 from pipeline.audit.matching import telling_words, write_matched
 from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import check_before_scoring, plan_checks
+from pipeline.audit.preflight import plan_checks
 from pipeline.report.wording.blind import telling_words_phrase
-from pipeline.store.files import Store
 
 
 def dated(made: list[str], word: str, share: float, seed: int) -> list[str]:
@@ -49,18 +48,9 @@ def test_a_plan_names_the_next_step_after_a_failed_blind_test_and_no_other(tmp_p
         "next: Calibrate on documents like the audited ones that the model cannot have seen, such as"
     )
     assert "seenset plan AUDIT.YAML --matched FOLDER" in step
-    for name in ("weighted", "alike"):
-        (tmp_path / name).mkdir()
-    weighted = plan_of(tmp_path / "weighted", known, audit, calibration="weighted")
-    for plan in (weighted, plan_of(tmp_path / "alike", known, texts(3, 300, 0.1))):
-        assert not any(line.startswith("next: ") for line in plan_checks(plan)["lines"])
-
-
-def test_a_plan_says_what_weights_would_leave_and_repair(tmp_path: Path) -> None:
-    known, audit = texts(1, 300, 0.1), dated(texts(2, 300, 0.1), "gone", 0.9, 1)
-    lines = plan_checks(plan_of(tmp_path, known, audit, calibration="weighted"))["lines"]
-    assert any("the selections weight these documents by their words" in line for line in lines)
-    assert any(line.startswith("warning: Even with the weights") for line in lines)
+    (tmp_path / "alike").mkdir()
+    alike = plan_of(tmp_path / "alike", known, texts(3, 300, 0.1))
+    assert not any(line.startswith("next: ") for line in plan_checks(alike)["lines"])
 
 
 def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_apart(tmp_path: Path) -> None:
@@ -89,7 +79,7 @@ def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_ap
 
 
 def test_token_ids_are_called_tokens_and_a_matched_subset_holds_them(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, ["x"], ["y"], calibration="weighted")
+    plan = plan_of(tmp_path, ["x"], ["y"])
     rng = np.random.default_rng(0)
     for role in ("audit", "unseen"):
         most = 4 if role == "audit" else 2  # of 5 documents that are of another kind
@@ -107,7 +97,6 @@ def test_token_ids_are_called_tokens_and_a_matched_subset_holds_them(tmp_path: P
     assert all(test["by"] == "tokens" for name, test in matched.facts().items() if name in ("before", "after"))
     said = " ".join([*checks["lines"], checks["scope"], matched.sentence()])
     assert "tokens that tell them apart: " in said
-    assert "Weighted by their tokens" in said
     assert "word" not in said
     assert matched.sentence().split(": then")[0].count(", tokens: tokens}") == 1
     rows = pq.read_table(matched.path).to_pylist()
@@ -128,12 +117,10 @@ def test_documents_that_nothing_matches_are_said_to_be_so(tmp_path: Path) -> Non
 
 
 def test_too_few_documents_and_a_folder_that_cannot_be_are_one_line(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, texts(1, 15, 0.1), texts(2, 50, 0.1), calibration="weighted")
-    part = "selection members: calibration weighted needs at least 20 unseen and 20 aud"
-    assert part in user_error(plan_checks, plan)
-    assert "got 15 and 50" in user_error(check_before_scoring, plan, Store(plan.config.run), lambda line: None)
-    few, enough = (plan_of(tmp_path, texts(1, 50, 0.1), texts(2, count, 0.1)) for count in (30, 50))
-    part = "takes at least 20 of them and 40 audited ones, got 50 and 30"
-    assert part in user_error(write_matched, few, str(tmp_path / "matched"))
+    for known, audited in ((15, 50), (50, 30)):
+        few = plan_of(tmp_path, texts(1, known, 0.1), texts(2, audited, 0.1))
+        part = f"takes at least 20 of them and 40 audited ones, got {known} and {audited}"
+        assert part in user_error(write_matched, few, str(tmp_path / "matched"))
+    enough = plan_of(tmp_path, texts(1, 50, 0.1), texts(2, 50, 0.1))
     (tmp_path / "file").write_text("")
     assert "cannot write " in user_error(write_matched, enough, str(tmp_path / "file"))

@@ -298,10 +298,6 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_
     assert "reads part image of a picture, and the documents are texts: leave out part" in texts
     nameless = refusal({"audit": {"path": "audit.parquet", "image": "image"}})
     assert "reads captions, and a role has none: give corpus.*.caption" in nameless
-    weighted = {"name": "members", "detectors": [GIVEN], "procedure": "bh", "calibration": "weighted"}
-    source = {"path": "a.parquet", "image": "image", "caption": "caption"}
-    refused = refusal({"audit": source, "unseen": source}, selections=[weighted])
-    assert "weighs documents by their words" in refused
     for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
         refused = user_error(seenset.score, llava, ["a red house"], detectors=[detector])
         assert "passes over a text, and detector " in refused

@@ -144,6 +144,19 @@ def test_an_old_manifest_is_refused_with_the_version_that_wrote_it(store: Store)
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
 
 
+def test_a_manifest_with_a_retired_setting_is_refused_with_what_to_do_instead_and_not_called_damaged(
+    store: Store,
+) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["config"]["selections"][0]["calibration"] = "weighted"
+
+    rewrite(store, "manifest.json", change)
+    line = user_error(read_run, store)
+    assert "manifest.json was written by seenset 0.1.0, and calibration weighted left in 1.0: take calibration" in line
+    assert line.endswith("; start a new run directory with seenset run, or use that version")
+    assert "damaged" not in line
+
+
 def test_an_old_summary_is_refused_with_what_to_do(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     old = ("schema", "reasons", "limit")
     rewrite(store, "selection/members/summary.json", lambda v: {key: v[key] for key in v if key not in old})

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from commands import refusal, user_error
 
+import seenset
 from cluster.preflight import check_command
 from pipeline.audit.description import build_config
 from pipeline.audit.starter import audit_starter
@@ -14,6 +16,7 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.config.retired import RETIRED
 from pipeline.corpus.inputs import find_inputs
 from pipeline.detectors.registry import parse_detectors
+from pipeline.trial.config import build_trial
 
 
 @pytest.mark.parametrize(("name", "instead"), RETIRED["detector"].items())
@@ -62,6 +65,38 @@ def test_a_retired_setting_is_refused_with_what_to_do(path: str, instead: str) -
     assert user_error(build_config, given) in (
         f"setting {path} left in 1.0: {instead}", f"setting {where} left in 1.0: {instead}",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "instead"), RETIRED["calibration"].items())
+def test_a_retired_calibration_is_refused_wherever_it_is_written(name: str, instead: str, tmp_path: Path) -> None:
+    line = f"calibration {name} left in 1.0: {instead}"
+    selections = [{"name": "members", "detectors": ["loss"]}, {"name": "more", "detectors": ["loss"]}]
+    corpus = {"audit": {"path": "audit.jsonl"}, "unseen": {"path": "unseen.jsonl"}}
+    audit: dict[str, Any] = {"run": "run", "model": {"path": "model"}, "corpus": corpus, "selections": selections}
+    override = f"selections.*.calibration={name}"
+    assert user_error(build_config, audit, [override]) == line
+    assert user_error(build_config, audit) == line  # which the override has changed
+    described = {"run": "run", "model": {"path": "model"}, "documents": {"path": "documents.jsonl"}}
+    swept = {"selections.*.calibration": ["pooled", name]}
+    plain = [{"name": "members", "detectors": ["loss"]}]
+    assert user_error(build_trial, {**described, "selections": selections}) == line
+    assert user_error(build_trial, {**described, "selections": plain, "sweep": swept}).endswith(f": {line}")
+    assert user_error(seenset.select, [1.0], unseen=[0.0], calibration=name) == line
+
+
+@pytest.mark.parametrize(("name", "instead"), RETIRED["column"].items())
+def test_a_retired_column_of_scores_is_refused_and_a_detector_may_have_its_name(name: str, instead: str) -> None:
+    scores = {role: pa.table({"loss": [1.0, 2.0], name: [1.0, 1.0]}) for role in ("audit", "unseen")}
+    line = f"column {name} left in 1.0: {instead}"
+    for detectors in (None, ["loss"]):
+        assert user_error(seenset.select, scores["audit"], unseen=scores["unseen"], detectors=detectors) == (
+            f"audit: {line}"
+        )
+    plain = scores["audit"].select(["loss"])
+    assert user_error(seenset.select, plain, unseen=scores["unseen"]) == f"unseen: {line}"
+    for detectors in (["loss", name], [name]):
+        asked = {"detectors": detectors, "procedure": "adadetect" if len(detectors) > 1 else "bh"}
+        assert seenset.select(scores["audit"], unseen=scores["unseen"], **asked).summary.detectors == detectors
 
 
 @pytest.mark.parametrize(("suffix", "instead"), RETIRED["suffix"].items())

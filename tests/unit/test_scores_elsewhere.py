@@ -220,7 +220,6 @@ REFUSED: list[tuple[str, Change]] = [
     ("corpus.audit.scores: .*list", at("corpus", scores="loss")),
     ("leave out image and versions", at("corpus", image="picture")),
     ("score column 'row': score files have a column of that name", at("corpus", scores=["loss", "row"])),
-    ("calibration weighted reads texts", at("selections", 0, calibration="weighted")),
     ("against reads texts", at(against="another")),
     ("corpus.audit and corpus.unseen need the same scores", at("corpus", "unseen", scores=["other"])),
     ("text in all of them or in none", at("corpus", "audit", text="t")),

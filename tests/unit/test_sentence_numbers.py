@@ -20,12 +20,11 @@ from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.density_weights import weighted_diagnostic, weighting_diagnostic
 from pipeline.audit.dependence import near_duplicates_diagnostic
 from pipeline.audit.description import build_config
 from pipeline.audit.diagnostics import diagnose_scores
 from pipeline.audit.forecast import forecast
-from pipeline.audit.halvings import LEAST, Blind
+from pipeline.audit.halvings import Blind
 from pipeline.audit.plan import describe_model, make_plan
 from pipeline.audit.preflight import RUN, Effort, check_documents
 from pipeline.audit.summary import NearDuplicates, Summary
@@ -159,21 +158,16 @@ def test_an_empty_answer_says_the_fewest_that_there_could_have_been(run: RunFact
     check_fewest(run, 90, lambda strongest: asked(400, 90, strongest, **settings))
 
 
-@pytest.mark.parametrize("kind", ["by_group", "weighted"])
-def test_the_fewest_of_groups_and_of_weighted_documents_are_those_of_the_sentence(run: RunFacts, kind: str) -> None:
-    """The large group's smallest p-value is 1/181; the audited documents weigh as much as nine of the others."""
+def test_the_fewest_of_groups_are_those_of_the_sentence(run: RunFacts) -> None:
+    """The large group's smallest p-value is 1/181."""
     n, m = 200, 150
-    columns: dict[str, Any] = {"group": ["few"] * 20 + ["many"] * 180}
-    audited: dict[str, Any] = {"group": ["many"] * m}
-    if kind == "weighted":
-        columns, audited = {"weight": np.r_[np.full(20, 9.0), np.ones(180)]}, {"weight": np.full(m, 1.0)}
-    unseen = table_of(np.arange(n, dtype=float), 1, **columns)
+    unseen = table_of(np.arange(n, dtype=float), 1, group=["few"] * 20 + ["many"] * 180)
 
     def answer(strongest: int) -> Summary:
         scores = np.full(m, -1.0)
         scores[:strongest] = 1e6
-        audit = table_of(scores, 1, **audited)
-        return seenset.select(audit, unseen, procedure="bh", alpha=ALPHA, calibration=kind).summary  # type: ignore[arg-type]
+        audit = table_of(scores, 1, group=["many"] * m)
+        return seenset.select(audit, unseen, procedure="bh", alpha=ALPHA, calibration="by_group").summary
 
     check_fewest(run, m, answer)
 
@@ -297,13 +291,6 @@ def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and
     assert float(factor) == pytest.approx(float(reached), abs=0.005)
 
 
-def test_the_effective_number_of_weighted_documents_is_shown_on_its_side_of_the_limit() -> None:
-    for number, few in ((49.96, True), (50.0, False)):
-        sentence = weighting_diagnostic(number, 61, "unseen").sentence
-        (shown,) = re.findall(r"the 61 unseen documents count as much as ([\d.]+) of equal weight", sentence)
-        assert (float(shown) < 50) == few == ("fewer than 50" in sentence)
-
-
 @pytest.mark.parametrize("draws", [1, 4])
 @pytest.mark.parametrize(("heads", "tosses"), [(12, 19), (10, 10), (2, 15), (8, 16), (14, 18)])
 def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
@@ -332,18 +319,6 @@ def test_of_a_sample_it_is_not_said_that_a_run_would_end(tmp_path: Path) -> None
     assert not some.whole
     assert some.duplicates.count > 0
     assert "error_budget 0.01 allows fewer: if the others are like these, the run would end" in some.duplicates.sentence
-
-
-def test_as_many_documents_as_a_weighted_test_is_said_to_take_are_enough_in_every_split() -> None:
-    sentence = weighted_diagnostic(None, "unseen").sentence
-    (count,) = map(int, re.findall(r"at least (\d+) documents of each kind are needed", sentence))
-
-    def smallest_half(kind: int) -> int:
-        keys = (np.random.default_rng(seed).integers(0, 2**62, 2 * kind) for seed in range(500))
-        chosen = [int(halves(of, seed)[:kind].sum()) for seed, of in enumerate(keys)]
-        return min(min(half, kind - half) for half in chosen)
-
-    assert smallest_half(count) >= LEAST > smallest_half(count // 2), "half as many are often too few"
 
 
 ALPHAS = [Fraction(1, 10), Fraction(1, 4), Fraction(1, 2)]

@@ -68,7 +68,7 @@ def test_a_ranking_that_training_on_items_bent_is_repaired_without_joint_rows_of
     [
         ({}, True),
         ({"calibration": "by_group"}, True),
-        ({"calibration": "weighted"}, False),
+        ({"calibration": "conditional"}, False),
         ({"procedure": "td4eval"}, False),
         ({"procedure": "td4eval", "reconformal": True}, True),
     ],

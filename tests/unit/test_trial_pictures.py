@@ -20,7 +20,7 @@ from pipeline.models.load import open_picture_model
 from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.documents import check_inputs, read_documents
-from pipeline.trial.repeats import known_of_documents, weigh_repeat
+from pipeline.trial.repeats import Pool, check_repeat, known_of_documents
 from pipeline.trial.splits import positions
 from pipeline.trial.trial import contaminate, plan_contamination
 
@@ -143,12 +143,13 @@ def test_looks_place_dark_and_bright_pictures_apart_and_a_repeat_that_mixes_them
     middle = np.median(places)
     assert max((places[bright] > middle).mean(), (places[~bright] > middle).mean()) > 0.8
     known = known_of_documents(documents.texts, documents.pictures)
-    scores = Scores({}, np.arange(80), pa.nulls(80, pa.string()))
+    scores, everything = Scores({}, np.arange(80), pa.nulls(80, pa.string())), np.ones(80, dtype=bool)
+    pool = Pool(documents.ids, np.arange(80), ~everything, everything, scores)
 
     def supported(calibration: np.ndarray) -> bool | None:
         audited = np.setdiff1d(np.arange(80), calibration)
         roles: dict[Role, np.ndarray] = {"unseen": calibration, "audit": audited}
-        return weigh_repeat(scores, known, np.arange(80), roles, config.selections, 0)[1].plain["unseen"]
+        return check_repeat(pool, known, roles, config.selections, 0)["unseen"]
 
     assert supported(np.flatnonzero(bright)) is False
     assert supported(np.arange(0, 80, 2)) is not False

@@ -1,4 +1,4 @@
-"""Results of classifiers that never saw the model: the blind test, with and without weights, and in an evaluation.
+"""Results of classifiers that never saw the model: the blind test, and in an evaluation.
 
 A difference of roles in words or looks is not membership, and the absence of a difference does not prove them alike.
 """
@@ -23,7 +23,6 @@ PAIRED = "The two roles are not independent samples of one kind, but for example
 
 _OR_CHARACTERS = {WORDS: "or pairs of characters "}
 _DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
-_UNSUPPORTED = "the guaranteed error rate is not supported."
 
 
 def blind_sentence(test: Blind | None, role: str, by: str) -> str:
@@ -56,61 +55,15 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
             f"differ ({_interval(test)})."
         )
     if test.outcome == "passed":
-        return f"A {_hardly(test, role, by)} It does not prove them alike."
-    return f"A {_tells(test, role, by)}: they differ in more than membership, and {_UNSUPPORTED}"
-
-
-def weighted_sentence(test: Blind | None, role: str, ok: bool | None, by: str) -> str:
-    """States the result of the blind test with weights.
-
-    Args:
-        test: the test with weighted calibration documents; None where there were too few for one.
-        role: the role whose documents calibrate.
-        ok: whether it passed; None where it is inconclusive.
-        by: `WORDS` or `TOKENS`.
-    """
-    if test is None:
         return (
-            f"Whether {by} still tell the weighted {role} documents from the audited ones could not be tested: "
-            f"at least {4 * LEAST} documents of each kind are needed."
+            f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an "
+            f"AUC of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)}). It does not prove them alike."
         )
-    if ok is None:
-        return (
-            f"With the weights, the {role} documents compared count as much as {test.n_calibration:,} of equal "
-            f"weight, too few to test whether {by} still tell them from the audited ones ({_interval(test)})."
-        )
-    if ok:
-        return f"With the weights, a {_hardly(test, role, by)} It does not prove the weights right."
-    repaired = f"weighting did not repair that they differ, and {_UNSUPPORTED}"
-    return f"Even with the weights, a {_tells(test, role, by)}: {repaired}"
-
-
-def weights_sentence(
-    effective: float, fewest: int, n: int, role: str, before: float | None, after: float | None, by: str
-) -> str:
-    """States the effective number of calibration documents after weighting.
-
-    Args:
-        effective: effective number of calibration documents.
-        fewest: minimum that suffices.
-        n: number of calibration documents.
-        role: role of the calibration documents.
-        before: AUC of the blind classifier without weights; None where it was not tested.
-        after: AUC of the blind classifier with weights.
-        by: `WORDS` or `TOKENS`.
-    """
-    number = beside(effective, fewest, 1, ",f")
-    text = f"Weighted by their {by}, the {n:,} {role} documents count as much as {number} of equal weight"
-    if effective < fewest:
-        text += f": fewer than {fewest}, so a few documents decide the answer, and the guarantee is not supported"
-    if before is not None and after is not None:
-        text += f". The AUC of the blind classifier is {before:.2f} without the weights and {after:.2f} with them"
-    return f"{text}."
-
-
-def to_be_weighted(sentence: str, by: str) -> str:
-    """The sentence of a failed blind test where every selection weights the documents of the role."""
-    return f"{sentence} This test is without weights; the selections weight these documents by their {by}."
+    return (
+        f"A classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC above "
+        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)}): they differ in more than membership, and the "
+        "guaranteed error rate is not supported."
+    )
 
 
 def decided_by(first: str, second: str = "audited", by: str = WORDS) -> str:
@@ -176,20 +129,6 @@ def matched(
     column = ", tokens: tokens" if by == TOKENS else ""
     use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
     return f"{text}. To calibrate on them: {use}; then seenset plan states what they can select"
-
-
-def _hardly(test: Blind, role: str, by: str) -> str:
-    return (
-        f"classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an AUC "
-        f"of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)})."
-    )
-
-
-def _tells(test: Blind, role: str, by: str) -> str:
-    return (
-        f"classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC above "
-        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)})"
-    )
 
 
 def _interval(test: Blind) -> str:

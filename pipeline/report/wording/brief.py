@@ -27,7 +27,6 @@ TITLES = {
     "truncated": "Truncation",
     "fine_tuned": "Documents of adapters and prefixes",
     "sign_symmetry": "Symmetry of signs",
-    "weighting": "Weights",
     "tail": "Tail check",
     "families": "Families of near-duplicates",
     "shuffle": "Shuffle check",

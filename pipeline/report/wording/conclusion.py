@@ -22,11 +22,6 @@ ONLY_SCORES = "only scores were available"
 """Why no blind test was made for scores without texts."""
 
 
-def assumption_in(units: str, assumption: str) -> str:
-    """An assumption on words, adapted to tokens for documents that are token ids."""
-    return assumption.replace(" words", f" {units}") if units == "tokens" else assumption
-
-
 def elsewhere_assumption(assumption: str) -> str:
     """The assumption for external scores: that of the procedure, and that on the scores."""
     return (
@@ -55,11 +50,6 @@ def inconclusive_sentence(sentence: str, checked: bool) -> str:
         checked: whether it was made, regardless of its result.
     """
     return sentence if checked else f"Not checked: {sentence}"
-
-
-def unproved(weighting: str) -> str:
-    """States that nothing is proved for an answer with weights; precedes the statement on the weights."""
-    return f"no guarantee is proved. {weighting}"
 
 
 def selected(n_selected: int, n_audit: int) -> str:

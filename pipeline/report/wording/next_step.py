@@ -18,7 +18,7 @@ MATCHABLE = ("words", "tokens")
 """Inputs of a blind test by which documents can be matched; pictures cannot."""
 
 MATCHED = (
-    "; seenset plan AUDIT.YAML --matched FOLDER keeps those of the present ones whose words resemble the audited ones"
+    "; seenset plan AUDIT.YAML --matched FOLDER keeps those of the present ones whose {by} resemble the audited ones"
 )
 
 AS_DRAWN = (
@@ -41,7 +41,6 @@ _REMEDIES = {
     "families": "Leave the named family out of the audit, or add {role} documents like it, and make a new run",
     "sign_symmetry": "Rank the same statistic against unseen documents: select by procedure bh or storey",
     "shuffle": AS_DRAWN,
-    "weighting": "Calibrate on {which}: with weights too few of the present ones count",
 }
 """By other check that failed; the blind test has `after_blind`. The first that failed names the step."""
 
@@ -99,7 +98,7 @@ def next_step(checks: Mapping[str, _Check], blind: _BlindCheck, role: str) -> st
         return _after_dependence({name: checks[name] for name in dependent}, role)
     for name in [*(name for name in _REMEDIES if name in others), *others]:
         remedy = _REMEDIES.get(name, "Correct what the failed check names, and make a new run")
-        return remedy.format(role=role, which=WHICH[role]) + "."
+        return remedy.format(role=role) + "."
     return after_blind(blind, role) if blind.ok is None else None
 
 
@@ -127,7 +126,7 @@ def after_blind(blind: _BlindCheck, role: str) -> str | None:
     if blind.ok:
         return None
     if blind.ok is False:
-        return f"Calibrate on {WHICH[role]}{MATCHED if blind.by in MATCHABLE else ''}."
+        return f"Calibrate on {WHICH[role]}{MATCHED.format(by=blind.by) if blind.by in MATCHABLE else ''}."
     if blind.outcome == "not tested":
         if ONLY_SCORES in blind.sentence:
             return "Give the texts beside the scores, and make a new run: then the blind test is made."

@@ -144,14 +144,11 @@ def shortest_list_of_plugin(given: ResolutionFacts, needed: int, procedure: str)
     )
 
 
-def before_pass(sentence: str, weighted: bool, at_most: bool) -> str:
+def before_pass(sentence: str, at_most: bool) -> str:
     """Adapt a sentence on the shortest list to documents that are not read yet.
 
     Args:
         sentence: a sentence that starts with "With".
-        weighted: whether they will have weights, which are not known yet.
         at_most: whether adapters take documents of a group, which may be fewer.
     """
-    if weighted:
-        sentence = sentence.replace("With ", "If all weighed the same, with ", 1)
     return sentence.replace("With ", "With at most ", 1) if at_most else sentence

@@ -21,7 +21,6 @@ from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_
 from pipeline.report.wording.brief import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, percent, sample_of, shortest, was
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.guarantees import NOTHING_PROVED
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.ranked import Rule, known_needed
 
@@ -63,9 +62,10 @@ def _support_sentence(summary: Summary) -> str:
         return ""
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.ok is False:
-        alone = f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents"
-        weighted = calibration_of(summary.calibration).weighted
-        why = f"even with the weights {alone}" if weighted else f"{alone}, so they differ in more than membership"
+        why = (
+            f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents, so they "
+            "differ in more than membership"
+        )
     return f"Contradicted: {why}. "
 
 
@@ -95,12 +95,6 @@ def _guarantee(summary: Summary) -> str:
             f"guaranteed at this size, and the share can be higher. {_strict_sentence(summary)} Even the approximation "
             f"requires this: {summary.assumption}"
         )
-    if calibration_of(summary.calibration).weighted:
-        return (
-            f"No guarantee is proved where weights are estimated from {summary.diagnostics.blind.by}: the procedure "
-            f"({summary.procedure}) aims at {alpha}, and {share} can be higher. {_strict_sentence(summary)} It rests "
-            f"on this: {summary.assumption}"
-        )
     return (
         f"No guarantee is proved for this procedure ({summary.procedure}): it aims at {alpha}, and {share} can be "
         f"higher. {_strict_sentence(summary)} It was built on this assumption: {summary.assumption}"
@@ -118,8 +112,8 @@ def _void_guarantee(summary: Summary, share: str) -> str:
         return f"{text} {others}"
     if failed == 1 and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume
         return f"{text} {_strict_sentence(summary)}"
-    if summary.strict == NOTHING_PROVED or summary.guarantee == summary.strict.guarantee:
-        return text  # there is no strict answer, or the answer itself is the strict one
+    if summary.guarantee == summary.strict.guarantee:
+        return text  # the answer itself is the strict one
     return f"{text} Nothing is guaranteed for the strict answer beside it ({summary.strict.procedure}) either."
 
 
@@ -132,7 +126,7 @@ def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
     """
     near, groups = summary.diagnostics.near_copies, summary.diagnostics.groups
     failures = [check for check in (near, groups) if check is not None and check.ok is False]
-    stands = all(check.bh_stands for check in failures) and not calibration_of(summary.calibration).weighted
+    stands = all(check.bh_stands for check in failures)
     by_bh = next((check.n_selected_by_bh for check in failures), None)
     if by_bh is None or failed != len(failures) or not stands:
         return None
@@ -147,8 +141,6 @@ def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
 
 def _strict_sentence(summary: Summary) -> str:
     strict = summary.strict
-    if strict == NOTHING_PROVED:
-        return "With estimated weights no procedure has a guarantee, so no strict answer stands beside this one."
     return (
         f"The procedure with a {strict.guarantee} guarantee ({strict.procedure}) selects "
         f"{strict.n_selected:,} of {summary.n_audit:,}."

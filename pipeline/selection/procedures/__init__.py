@@ -52,7 +52,7 @@ def why_unbounded(selection: SelectionConfig) -> str | None:
         return f"procedure {name} does not select by ranks among calibration documents"
     if not chosen.is_valid(selection.reconformal):
         return f"procedure {name} has one only with reconformal: true"
-    if not calibration_of(selection.calibration).ranks_together:
+    if calibration_of(selection.calibration).grouped:
         return f"calibration {selection.calibration} does not rank all documents among the same ones"
     if selection.ties == "random":
         return "ties: random places equal documents independently of one another, which the theorem does not cover"

@@ -165,11 +165,6 @@ def _by_scores(question: SelectionInput, counts: RankCounts) -> Asking[Decision]
     return decide_by_scores(counts, question.level.alpha, estimate, others.size)
 
 
-_NOT_WEIGHTED = (
-    "compares p-values of two kinds of known documents, and calibration weighted weighs one of them: take another "
-    "procedure, or calibration pooled"
-)
-
 PTDI_KNOWN_MEMBERS = Procedure(
     "ptdi_known_members",
     Guarantee(
@@ -185,7 +180,6 @@ PTDI_KNOWN_MEMBERS = Procedure(
     refuses={
         "by_group": "compares mean scores over all groups and takes calibration pooled or conditional, got by_group; "
         "known_members takes it",
-        "weighted": _NOT_WEIGHTED,
     },
 )
 KNOWN_MEMBERS = Procedure(
@@ -201,5 +195,4 @@ KNOWN_MEMBERS = Procedure(
     curve=curve_at_factor,
     reads_sought=True,
     needs_sought=True,
-    refuses={"weighted": _NOT_WEIGHTED},
 )

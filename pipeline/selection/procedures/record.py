@@ -124,7 +124,7 @@ class Options:
     known_members: bool = False  # whether there are documents that are known not to be nulls
 
 
-ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional", "weighted")}
+ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional")}
 """`Procedure.refuses` of procedures that rank among all known documents, on average over them."""
 
 LastRank = Callable[[Fraction], int]
