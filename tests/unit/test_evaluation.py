@@ -126,6 +126,12 @@ def test_words_that_are_alike_leave_it_open_or_are_not_called_proof(
     assert 30 <= n_seen < 80
     counted = f"{n_seen} of the 80 seen and {n_unseen} of the 80 unseen documents that are compared"
     assert any(notice.startswith(f'The row "{BLIND}" counts {counted}') for notice in some.notices)
+    for auc, words in {
+        Estimate(0.42, 0.3, 0.54): "cannot be determined from so few documents",
+        Estimate(0.4, 0.35, 0.45): "further below 0.5 than chance explains (AUC 0.400, 95% interval 0.350 to 0.450;",
+    }.items():
+        sentence = about_words(first.model_copy(update={"auc": auc}))
+        assert words in sentence, "an AUC below 0.5 is taken as 0.5"
 
 
 def test_too_few_documents_for_the_words_leave_their_row_out_and_say_so(score: Score) -> None:
