@@ -36,6 +36,29 @@ An audit and a trial are one YAML file each. This page lists every setting with 
 - A setting without a value is `null`: not set. Parentheses hold other values and limits; numbers without limits are
   positive.
 """
+FIRST = (
+    "run",
+    "model.path",
+    "model.revision",
+    "model.adapter",
+    "model.dtype",
+    "reference_model",
+    "corpus.audit",
+    "corpus.unseen",
+    "corpus.audit.path",
+    "corpus.audit.text",
+    "corpus.audit.id",
+    "corpus.audit.group",
+    "detectors",
+    "max_tokens",
+    "selections.name",
+    "selections.detectors",
+    "selections.procedure",
+    "selections.alpha",
+    "selections.direction",
+    "resources.cluster",
+)
+"""The settings that most audits need, in the order in which one writes them."""
 SECTION_HEADS = {"audit": "Audit", "trial": "Trial"}
 NOUNS = {
     "ModelConfig": "weights",
@@ -68,7 +91,7 @@ def sections(root: type[BaseModel]) -> dict[type[BaseModel], list[str]]:
 
 def page() -> str:
     """The whole page."""
-    lines = [HEAD]
+    lines: list[str] = []
     known: dict[type[BaseModel], str] = {}
     rows: dict[str, str] = {}  # row -> title of the section that it stands in
     for kind, root in (("audit", AuditConfig), ("trial", TrialConfig)):
@@ -87,7 +110,19 @@ def page() -> str:
                 *_settings(section, title, known, rows),
                 "",
             ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([HEAD, *_first(known), "", *lines]).rstrip() + "\n"
+
+
+def _first(anchors: Mapping[type[BaseModel], str]) -> Iterator[str]:
+    """The section of the settings that most audits need, each under its whole key."""
+    yield "## Settings that most audits need"
+    yield ""
+    sections_of = {path: section for section, paths in sections(AuditConfig).items() for path in paths[::-1]}
+    of_model = next(section for section in sections(AuditConfig) if section.__name__ == "ModelConfig")
+    for key in FIRST:
+        path, _, name = key.rpartition(".")
+        section = of_model if path == "model" else sections_of[path]
+        yield _rows(section, anchors)[name].replace(f"`{name}", f"`{key}", 1)
 
 
 def _title(kind: str, paths: list[str], section: type[BaseModel], places: Mapping[type[BaseModel], list[str]]) -> str:
