@@ -15,7 +15,7 @@ from pipeline.audit.status import Status
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
-from pipeline.config.yaml import DIALECT, config_schema
+from pipeline.config.yaml import DIALECT, config_schema, described_schema
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST
@@ -37,7 +37,7 @@ def render_schemas() -> dict[str, bytes]:
 
 def record_schema(record: type[VersionedRecord]) -> dict[str, Any]:
     """The schema of a file, with the digest that a sealed one holds besides the fields of its record."""
-    schema = {"$schema": DIALECT, **record.model_json_schema()}
+    schema = {"$schema": DIALECT, **described_schema(record)}
     if record.sealed:
         sentence = "SHA-256 of all other keys; absent on standard output."
         schema["properties"][DIGEST] = {"description": sentence, "title": "Digest", "type": "string"}

@@ -38,7 +38,15 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """An error that the user can correct, stated in one line: the value, the limit and the nearest valid value."""
+    """An error that the user can correct, stated in one line: the value, the limit and the nearest valid value.
+
+    Example:
+        >>> try:
+        ...     seenset.select([0.9, 0.2], unseen=[0.1, 0.3], alpha=1)
+        ... except seenset.UserError as error:
+        ...     print(error)
+        alpha: must be in (0, 1), got 1
+    """
 
     exit_code = ExitCode.USER_ERROR
 

@@ -86,7 +86,7 @@ def score(
 
     Example:
         >>> texts = ["A first text.", "A second one.", ""]
-        >>> scores = seenset.score(model, texts, detectors=["loss", {"min_k": {"k": 0.5}}])
+        >>> scores = seenset.score("my-model", texts, detectors=["loss", {"min_k": {"k": 0.5}}])
         >>> scores.column_names
         ['doc_id', 'n_tokens', 'loss', 'min_k(k=0.5)', 'problem']
         >>> scores["problem"].to_pylist()
@@ -179,7 +179,15 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selected:
-    """The selection of documents, in their order. Its printed form states its guarantee."""
+    """The selection of documents, in their order. Its printed form states its guarantee.
+
+    Example:
+        >>> answer = seenset.select([9.0, 8.0, 1.5], unseen=range(-14, 5), alpha=0.1)
+        >>> answer
+        Selected(selection: 2 of 3 selected (storey, alpha 0.1, finite-sample), ...)
+        >>> answer.selected.tolist(), answer.p_values.tolist()
+        ([True, True, False], [0.05, 0.05, 0.2])
+    """
 
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)

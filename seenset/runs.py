@@ -30,7 +30,17 @@ from ray_jobs.select import give_verdict
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunSelection:
-    """The answer of one selection of a run. Its printed form states its guarantee."""
+    """The answer of one selection of a run. Its printed form states its guarantee.
+
+    Example:
+        >>> members = seenset.open_run("runs/my-audit").selections["members"]
+        >>> members
+        RunSelection(members: 22 of 100 selected (storey, alpha 0.1, finite-sample), ...)
+        >>> members.table()["doc_id"].to_pylist()[:3]
+        ['audited-19', 'audited-18', 'audited-17']
+        >>> members.documents().num_rows
+        100
+    """
 
     summary: Summary
     store: Store
@@ -55,7 +65,13 @@ class RunSelection:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run directory with its answers."""
+    """A run directory with its answers.
+
+    Example:
+        >>> run = seenset.open_run("runs/my-audit")
+        >>> {name: selection.n_selected for name, selection in run.selections.items()}
+        {'members': 22}
+    """
 
     path: str
     state: str  # running, complete, incomplete or failed
@@ -83,13 +99,11 @@ def audit(
         UserError: an error that the user can correct, in one line.
 
     Example:
-        >>> run = seenset.audit(config, quiet=True)
-        >>> run.selections["members"].n_selected
-        0
-        >>> run.selections["members"].documents().column_names
-        ['doc_id', 'p_value', 'selected', 'loss', 'source', 'row']
-        >>> seenset.open_run(run.path).state
+        >>> run = seenset.audit("audit.yaml", quiet=True)
+        >>> run.state
         'complete'
+        >>> run.selections["members"].n_selected
+        22
     """
     described = (
         load_config(str(config)) if isinstance(config, (str, PathLike)) else build_config(_mapping(config, AuditConfig))
@@ -111,6 +125,11 @@ def open_run(path: str | PathLike[str]) -> Run:
 
     Raises:
         UserError: not a run directory.
+
+    Example:
+        >>> run = seenset.open_run("runs/my-audit")
+        >>> run.state, list(run.selections)
+        ('complete', ['members'])
     """
     run = _open(str(path))
     warn_of_unsupported(selection.summary for selection in run.selections.values())
@@ -140,6 +159,12 @@ def trial(
 
     Raises:
         UserError: an error that the user can correct, in one line.
+
+    Example:
+        >>> outcome = seenset.trial("trial.yaml", quiet=True)
+        >>> (members,) = outcome.facts["selections"]  # its FDR and power too, with 95% intervals
+        >>> members["selection"], members["repeats"], members["contradicted"]
+        ('members', 3, False)
     """
     source = (
         load_trial(str(config)) if isinstance(config, (str, PathLike)) else build_trial(_mapping(config, TrialConfig))
@@ -163,6 +188,13 @@ def verdict(run: str | PathLike[str] | Run, *, blocks: str | None = None) -> Col
 
     Raises:
         UserError: no unseen documents, too few for the test, or not a finished run.
+
+    Example:
+        >>> verdict = seenset.verdict("runs/my-audit")
+        >>> verdict.answer
+        'trained on'
+        >>> print(verdict.sentences[0])
+        It is shown, with p = 0.0001, that my-model was trained on documents of this collection, provided ...
     """
     answer = give_verdict(run.path if isinstance(run, Run) else str(run), block_kind(blocks))
     if answer.answer == "not supported":
@@ -178,7 +210,18 @@ def _mapping(
 
 
 class UnsupportedWarning(UserWarning):
-    """A check contradicts an assumption of a selection: its answer has no guarantee and must not be acted on."""
+    """A check contradicts an assumption of a selection: its answer has no guarantee and must not be acted on.
+
+    Example:
+        >>> import warnings
+        >>> differences, of_unseen = [2.0, 1.5, -0.5], range(1, 200)  # all above 0, where half should be
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", seenset.UnsupportedWarning)
+        ...     seenset.select(differences, unseen=of_unseen, procedure="ktd")
+        Traceback (most recent call last):
+            ...
+        seenset.runs.UnsupportedWarning: selection: CONTRADICTED, do not act on it: ...
+    """
 
 
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:

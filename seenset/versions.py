@@ -46,6 +46,15 @@ class Versions:
 
     Raises:
         UserError: a repeated id, fewer than two versions, equal versions, or an index outside the versions.
+
+    Example:
+        >>> versions = seenset.Versions(
+        ...     ids=("notes", "letter"),
+        ...     texts=(("It is a colour.", "It is a color."), ("We do not know.", "We don't know.")),
+        ...     published=(1, 0),
+        ... )
+        >>> versions.texts[0][versions.published[0]]
+        'It is a color.'
     """
 
     ids: tuple[str, ...]
@@ -84,7 +93,16 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VersionsAnswer:
-    """The results on published versions of documents. Its printed form states its guarantee."""
+    """The results on published versions of documents. Its printed form states its guarantee.
+
+    Example:
+        >>> versions = seenset.read_versions("marked/private/versions.parquet")
+        >>> answer = seenset.audit_versions("my-model", versions)
+        >>> answer.documents.column_names
+        ['doc_id', 'rank', 'versions', 'selected']
+        >>> answer.fewest
+        3
+    """
 
     documents: pa.Table  # doc_id, rank of the published version (1: the highest; null: left out), versions, selected
     selected: np.ndarray  # bool, (documents,)
@@ -122,6 +140,11 @@ def read_versions(path: str | PathLike[str]) -> Versions:
 
     Raises:
         UserError: not such a file, or the errors of `Versions`.
+
+    Example:
+        >>> versions = seenset.read_versions("marked/private/versions.parquet")
+        >>> len(versions.ids), len(versions.texts[0])
+        (20, 10)
     """
     try:
         table = pq.read_table(path, page_checksum_verification=True)
@@ -170,6 +193,12 @@ def audit_versions(
 
     Raises:
         UserError: the errors of `seenset.score`, or no document can be scored.
+
+    Example:
+        >>> versions = seenset.read_versions("marked/private/versions.parquet")
+        >>> answer = seenset.audit_versions("my-model", versions, {"min_k": {"k": 0.5}}, alpha=0.2)
+        >>> answer.selected.size, len(answer.left_out)
+        (20, 0)
     """
     if not versions.ids:
         raise UserError("versions: there is no document; seenset mark leaves out those with fewer than 5 sites")
@@ -230,6 +259,19 @@ def select_versions(
 
     Raises:
         UserError: another number of scores than versions, a score that is not finite, or alpha outside (0, 1).
+
+    Example:
+        >>> import numpy as np
+        >>> versions = seenset.read_versions("marked/private/versions.parquet")
+        >>> noise = np.random.default_rng(3)
+        >>> scores = [noise.normal(size=len(texts)) for texts in versions.texts]
+        >>> for document in range(12):  # whose published version the model learnt
+        ...     scores[document][versions.published[document]] += 8
+        >>> answer = seenset.select_versions(versions, np.concatenate(scores), alpha=0.1)
+        >>> answer
+        VersionsAnswer(12 of 20 documents selected, on average at most a fraction 0.1 of them wrong ...)
+        >>> answer.selected.nonzero()[0].tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     """
     answer = _answer(versions, scores, _Settings(alpha, seed, z, drawn_first), dict(left_out or {}))
     _warn(answer)

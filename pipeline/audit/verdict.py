@@ -79,7 +79,15 @@ class VersionsTest(Record):
 
 
 class CollectionVerdict(Concluded, VersionedRecord):
-    """Whether this collection was trained on: `verdict.json`."""
+    """Whether this collection was trained on: `verdict.json`.
+
+    Example:
+        >>> verdict = seenset.verdict("runs/my-audit")
+        >>> verdict.counts[0].at_least, verdict.counts[0].n_audit
+        (16, 100)
+        >>> verdict.test.p_value <= verdict.level
+        True
+    """
 
     sealed = True
 

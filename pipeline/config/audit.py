@@ -108,7 +108,19 @@ Imports = Annotated[
 
 
 class AuditConfig(Section):
-    """The configuration of an audit."""
+    """The configuration of an audit.
+
+    Example:
+        >>> config = seenset.AuditConfig(
+        ...     run="runs/notes",
+        ...     model={"path": "my-model"},
+        ...     corpus={"audit": {"path": "audited.jsonl"}, "unseen": {"path": "unseen.jsonl"}},
+        ...     detectors=["loss"],
+        ...     selections=[{"name": "members", "detectors": ["loss"], "procedure": "storey", "alpha": 0.1}],
+        ... )
+        >>> config.max_tokens, config.selections[0].confidence
+        (1024, 0.95)
+    """
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)  # `import` is no name in Python
 

@@ -522,10 +522,15 @@ def config_schema(kind: type[BaseModel], procedures: Sequence[str]) -> dict[str,
         kind: the configuration.
         procedures: registered procedures, which an editor offers; the name of a plugin's is accepted too.
     """
-    schema = kind.model_json_schema()
+    schema = described_schema(kind)
     procedure = schema["$defs"]["SelectionConfig"]["properties"]["procedure"]
     procedure["anyOf"] = [{"enum": list(procedures), "type": "string"}, {"type": procedure.pop("type")}]
     return {"$schema": DIALECT, **schema}
+
+
+def described_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of a model, with the first paragraph of its docstring: an example in Python is no part of it."""
+    return {**kind.model_json_schema(), "description": _first_line(kind)}
 
 
 def comment(text: str, indent: str = "") -> Iterator[str]:

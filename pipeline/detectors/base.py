@@ -125,7 +125,16 @@ class Continuations:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Results of the passes for a batch of documents, all in the same order."""
+    """Results of the passes for a batch of documents, all in the same order.
+
+    Example:
+        >>> @seenset.detector(needs={seenset.FORWARD: ["log_prob"], seenset.GRADIENT: ["norm"]})
+        ... def loss_per_norm(evidence: seenset.Evidence):
+        ...     tokens = evidence[seenset.FORWARD]  # log_prob and mask: (documents, tokens - 1)
+        ...     return seenset.mean_of_all(tokens.log_prob, tokens.mask) / evidence.norm(seenset.GRADIENT)
+        >>> seenset.score("my-model", ["One text.", "Another."], ["loss_per_norm"]).column_names
+        ['doc_id', 'n_tokens', 'loss_per_norm', 'problem']
+    """
 
     texts: Sequence[str]  # the part of each text that max_tokens keeps
     passes: Mapping[Pass, TokenStatistics]  # of the forward passes
@@ -257,6 +266,15 @@ def detector(
     Raises:
         UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
             already registered.
+
+    Example:
+        >>> @seenset.detector(needs={seenset.FORWARD: ["log_prob"]})
+        ... def mean_of_high(evidence, k: float = 0.2):
+        ...     tokens = evidence[seenset.FORWARD]
+        ...     return -seenset.mean_of_lowest(-tokens.log_prob, tokens.mask, k)
+        >>> scores = seenset.score("my-model", ["One text.", "Another."], [{"mean_of_high": {"k": [0.1, 0.5]}}])
+        >>> scores.column_names
+        ['doc_id', 'n_tokens', 'mean_of_high(k=0.1)', 'mean_of_high(k=0.5)', 'problem']
     """
 
     def register(function: Score) -> Score:

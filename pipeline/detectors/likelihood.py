@@ -67,7 +67,15 @@ def order_named(value: Any, orders: tuple[str, ...]) -> str:
 
 
 def mean_of_all(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of each row under the mask, (documents,) float64; NaN for an empty mask."""
+    """Mean of each row under the mask, (documents,) float64; NaN for an empty mask.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([[-1.0, -3.0, 0.0], [-2.0, -4.0, -6.0]])
+        >>> mask = torch.tensor([[True, True, False], [True, True, True]])
+        >>> seenset.mean_of_all(values, mask).tolist()
+        [-2.0, -4.0]
+    """
     return values.double().where(mask, 0.0).sum(1) / mask.sum(1)
 
 
@@ -75,6 +83,13 @@ def mean_of_lowest(values: Tensor, mask: Tensor, k: float) -> Tensor:
     """Mean of the max(1, int(k * n)) lowest of each row's n values under the mask, (documents,) float64.
 
     NaN if a row has a NaN or no value.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([[-1.0, -3.0, -9.0], [-2.0, -4.0, -6.0]])
+        >>> mask = torch.tensor([[True, True, False], [True, True, True]])
+        >>> seenset.mean_of_lowest(values, mask, k=0.7).tolist()
+        [-3.0, -5.0]
     """
     import torch
 

@@ -277,6 +277,14 @@ class RankCounts:
     Raises:
         ValueError: counts that are not integers, not one-dimensional, negative, of fewer than two ranks, or
             of another length than the grid.
+
+    Example:
+        >>> import numpy as np
+        >>> counts = seenset.RankCounts(np.array([3, 0, 1, 0, 0, 0, 0, 0, 0, 1]))  # p-values 0.1, 0.2, ..., 1
+        >>> counts.n, counts.m  # calibration documents, audit documents
+        (9, 5)
+        >>> counts.at_most(3)  # audit documents with p <= 0.3
+        4
     """
 
     counts: np.ndarray

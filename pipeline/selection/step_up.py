@@ -39,6 +39,16 @@ def step_up(counts: RankCounts, alpha: Fraction, pi0: Fraction = ONE) -> int:
 
     Returns:
         k* in 0..grid.size; 0 if nothing is selected.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> import numpy as np
+        >>> counts = seenset.RankCounts(np.array([3, 0, 1, 0, 0, 0, 0, 0, 0, 1]))
+        >>> k = seenset.step_up(counts, Fraction(1, 4))
+        >>> k, counts.at_most(k)  # last selected rank, selected documents
+        (1, 3)
+        >>> seenset.step_up(counts, Fraction(1, 4), pi0=Fraction(1, 2))
+        4
     """
     m, grid = counts.m, counts.grid
     if m == 0:

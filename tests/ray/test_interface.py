@@ -1,6 +1,5 @@
 """`import seenset`: the runs of the command, and their results as objects."""
 
-import doctest
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(
     mapping = yaml.safe_load(path.read_text())
     for described in (str(path), mapping, seenset.AuditConfig.model_validate(mapping)):
         assert seenset.audit(described, quiet=True).selections["members"].table() == expected
-
-
-def test_the_examples_of_the_docstrings_run(make_audit: MakeAudit) -> None:
-    config = yaml.safe_load(make_audit().read_text())
-    (example,) = doctest.DocTestFinder().find(seenset.audit, "audit", globs={"seenset": seenset, "config": config})
-    results = doctest.DocTestRunner().run(example)
-    assert (results.attempted > 0, results.failed) == (True, 0)
 
 
 def test_a_trial_runs_from_a_mapping(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`seenset.score` and `seenset.select` say in memory what a run says."""
 
-import doctest
 import math
 import subprocess
 import sys
@@ -31,16 +30,6 @@ def model(tiny_model_folder: Path) -> LanguageModel:
 def log_prob(model: LanguageModel, text: str) -> torch.Tensor:
     (tokens,) = tokenize(model.tokenizer, [text], 1024)
     return forward(model, [tokens.ids], frozenset({"log_prob"})).log_prob[0].double()
-
-
-@pytest.mark.parametrize("name", ["score", "select"])
-def test_the_examples_of_the_docstrings_run(name: str, tiny_model_folder: Path) -> None:
-    examples = doctest.DocTestFinder().find(
-        getattr(seenset, name), name, globs={"seenset": seenset, "model": str(tiny_model_folder)}
-    )
-    results = [doctest.DocTestRunner().run(example) for example in examples]
-    assert sum(result.attempted for result in results) > 0
-    assert sum(result.failed for result in results) == 0
 
 
 def test_the_package_is_imported_in_a_moment_and_names_what_is_stable() -> None:

@@ -72,6 +72,18 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
 
     Raises:
         UserError: another guarantee, an empty sentence, or a name that is already registered.
+
+    Example:
+        >>> @seenset.procedure(
+        ...     guarantee="finite-sample",
+        ...     assumption="Audited documents that were not trained on are exchangeable with the unseen ones.",
+        ...     promise="The expected share of wrong documents among the selected is at most half of alpha.",
+        ... )
+        ... def half_bh(counts, alpha):
+        ...     return seenset.decision("half_bh", counts, alpha, seenset.step_up(counts, alpha / 2))
+        >>> answer = seenset.select([9.0, 8.0, 0.5], unseen=range(-50, 7), procedure="half_bh", alpha=0.2)
+        >>> answer.selected.tolist()
+        [True, True, False]
     """
     if guarantee not in get_args(GuaranteeKind):
         raise UserError(f"guarantee {guarantee!r} is unknown; {nearest(str(guarantee), get_args(GuaranteeKind))}")

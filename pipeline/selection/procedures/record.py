@@ -27,6 +27,14 @@ class Decision:
     `rank` is k* in 0..grid.size, 0 if nothing is selected; the selection contains documents at p = 1, including
     quarantined ones, only if it is the last rank. `null_proportion` is the pi0 in use, shown in (0, 1];
     `details` are finite numbers for the report, such as the unclipped estimate of pi0.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> import numpy as np
+        >>> counts = seenset.RankCounts(np.array([3, 0, 1, 0, 0, 0, 0, 0, 0, 1]))
+        >>> decided = seenset.decision("bh", counts, Fraction(1, 4), rank=1)
+        >>> decided.n_selected, decided.threshold, decided.guarantee
+        (3, 0.1, 'finite-sample')
     """
 
     procedure: str
@@ -276,6 +284,15 @@ def decision(
         pi0: share of nulls that it used.
         details: numbers for the report; values that are not finite are omitted.
         factor: BH ran at alpha / factor; default: pi0.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> import numpy as np
+        >>> counts, alpha = seenset.RankCounts(np.array([3, 0, 1, 0, 0, 0, 0, 0, 0, 1])), Fraction(1, 4)
+        >>> half = Fraction(1, 2)  # an estimate of the share of nulls
+        >>> decided = seenset.decision("storey", counts, alpha, seenset.step_up(counts, alpha, half), half)
+        >>> decided.rank, decided.n_selected, decided.null_proportion
+        (4, 4, 0.5)
     """
     grid = counts.grid
     stated = adapted(procedure_of(procedure).terms, grid)
