@@ -87,6 +87,8 @@ test-avx2: dev
 
 # What takes too long to try at every change, but the faults: two parts at a time, as each starts clusters.
 SLOW_APART := tests/ray/test_submitted_jobs.py
+# Of the faults that take long, those that every change has to survive.
+SLOW_FAULTS := tests/faults/test_answer_digests.py tests/faults/test_unpacking.py
 
 test-all: test slow
 
@@ -100,7 +102,7 @@ slow-contract: dev
 	$(PYTEST) tests/contract -m slow
 
 slow-rest: dev
-	$(PYTEST) tests/unit tests/statistical tests/golden $(SLOW_APART) -m slow
+	$(PYTEST) tests/unit tests/statistical tests/golden $(SLOW_APART) $(SLOW_FAULTS) -m slow
 
 # Every fault, also those that take long.
 faults: dev

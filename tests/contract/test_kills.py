@@ -126,6 +126,7 @@ def test_a_full_disk(audit: Audit, orders: Orders, reference: Path, disk: Path) 
     check_same(run, reference, *FEW)
 
 
+@pytest.mark.slow
 def test_an_object_store_that_refuses_a_tenth_of_the_requests(audit: Audit, reference: Path, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")
     pytest.importorskip("moto")

@@ -191,6 +191,7 @@ def files_of(run: Path) -> list[Path]:
     return sorted(path for path in run.rglob("*") if path.is_file() and path.parent.name != "lock")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_reader_believes_a_flipped_bit_of_any_file_of_a_run(run: Path, scanned: Path) -> None:
     """Each flip is read by every reader that opens its file; for the others it is a file that they do not know.

@@ -204,6 +204,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
     assert len(texts(written(tmp_path, gzip.compress(PLAIN), "A.JSONL.GZ"))) == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", PACK)
 def test_a_file_of_zeros_unpacks_in_bounded_memory(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"zeros{suffix}"

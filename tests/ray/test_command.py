@@ -20,6 +20,7 @@ from pipeline.store.lock import lock_is_live
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_a_run_on_a_cluster_that_resumes_and_one_line(make_audit: MakeAudit, tmp_path: Path) -> None:
     texts = [sentence(i, 60) for i in range(1000)], [sentence(10_000 + i) for i in range(40)]
     path = make_audit(*texts, resources={"cluster": "ray", "shard_bytes": 4000})

@@ -35,6 +35,7 @@ def audit(tmp_path: Path, llava: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_pictures_are_planned_compared_and_asked_again_and_a_killed_run_resumes_to_the_same_bytes(
     audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

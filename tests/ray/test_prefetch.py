@@ -26,6 +26,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(recorder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_reads_the_next_shard_while_it_works_on_this_one(tmp_path: Path) -> None:
     texts = [letters(letter, 4) for letter in "abcdef"]

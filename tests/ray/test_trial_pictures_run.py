@@ -60,6 +60,7 @@ def carried_out(folder: Path, name: str, **settings: Any) -> TrialOutcome:
     return run_trial(config, points)
 
 
+@pytest.mark.slow
 def test_captions_that_were_trained_in_are_found_and_the_guarantee_is_kept(folder: Path) -> None:
     outcome = carried_out(folder, "first")
     areas = {row["detector"]: row["auc"] for row in outcome.facts["detectors"]}

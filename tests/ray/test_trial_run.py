@@ -94,6 +94,7 @@ def test_every_finite_sample_procedure_keeps_its_guarantee_over_200_repeats(make
     assert len(pq.read_table(Path(outcome.folder) / "selections.parquet")) == len(SELECTIONS)
 
 
+@pytest.mark.slow
 def test_the_first_repeat_says_what_the_audit_says(make_trial: Callable[..., Path]) -> None:
     outcome = run(make_trial("same", selections=SELECTIONS, repeats=1))
     assert outcome.facts["left_out"] == {"empty": 1, "too_short": 1}
@@ -164,6 +165,7 @@ class Interrupting(Console):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_trial_stopped_anywhere_goes_on_and_repeats_no_finished_work(
     make_trial: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,7 @@ def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside_the_
     Adapters(alone, folders, digest, config.path)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_smollm2_is_merged_within_the_tolerance(
     smollm2: LanguageModel, smollm2_folder: Path, tmp_path: Path
 ) -> None:

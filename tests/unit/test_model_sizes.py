@@ -120,6 +120,7 @@ def test_a_hub_model_whose_weights_are_not_here_yet_is_checked_too() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_configuration_that_transformers_ships_is_refused() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

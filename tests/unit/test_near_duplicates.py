@@ -90,6 +90,7 @@ def test_a_sketch_is_the_minhash_of_datasketch_whatever_it_is_made_with(texts: l
     assert sketches_of_texts(texts) == [minhash(text) for text in texts] == [sketch(text) for text in texts]
 
 
+@pytest.mark.slow
 def test_long_texts_among_short_ones_have_sketches_of_all_their_runs() -> None:
     texts = ["a", " ".join(words(0, 3_000)), "short one", " ".join(words(1, 900)), " ".join(words(2, 200_000)), "b"]
     assert sketches_of_texts(texts) == list(map(minhash, texts))

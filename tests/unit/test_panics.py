@@ -79,6 +79,7 @@ def test_a_file_at_which_a_tokenizer_panics_is_one_line(folder: Path, name: str)
         assert "cannot read its tokenizer" in user_error(work, ModelConfig(path=str(folder)))
 
 
+@pytest.mark.slow
 def test_the_command_prints_that_line_alone(folder: Path, make_audit: Callable[..., Path]) -> None:
     changed(folder, normalizer=MAP)
     audit = make_audit(9, 9, model={"path": str(folder)})

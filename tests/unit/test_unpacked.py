@@ -143,6 +143,7 @@ print(weights)
 """
 
 
+@pytest.mark.slow
 def test_what_a_process_unpacks_for_itself_is_removed_at_its_end(file: Path, cache: Path) -> None:
     cache.write_text("no folder")
     command = [sys.executable, "-c", OPEN, str(file)]

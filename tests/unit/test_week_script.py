@@ -218,6 +218,7 @@ def test_an_api_that_is_away_for_a_while_starts_no_second_scan(kubernetes: Kuber
     assert len(kubernetes.jobs) == 1
 
 
+@pytest.mark.slow
 def test_an_api_that_stays_away_ends_with_75(week: Week, server: WSGIServer, tmp_path: Path) -> None:
     config = (tmp_path / "kubeconfig").read_text().replace(str(server.server_port), "9")
     (tmp_path / "kubeconfig").write_text(config)
