@@ -19,11 +19,13 @@ import seenset as interface
 Audit = Callable[..., Path]
 
 
+@pytest.mark.recorded
 @pytest.mark.parametrize("name", ASKED)
 def test_an_answer_from_exact_scores_is_the_recorded_one(reference: Path, name: str) -> None:
     check_recorded(f"answers/{name}", answer(reference, name))
 
 
+@pytest.mark.recorded
 def test_answers_by_group_are_the_recorded_ones(world: Path, audit: Audit, tmp_path: Path) -> None:
     corpus = yaml.safe_load(write_config(world, "grouped").read_text())["corpus"]
     for source in corpus.values():

@@ -29,6 +29,7 @@ def test_a_wrong_setting_is_one_line_that_names_it(audit: Audit, setting: str, l
     assert line in said
 
 
+@pytest.mark.recorded
 def test_lines_of_a_finished_run(copied: Path) -> None:
     shown = done(here("select", copied)).out
     assert "inconclusive" in shown

@@ -388,9 +388,9 @@ def test_the_command_prints_what_a_person_checks_and_refuses_a_wrong_option_in_o
     assert json.loads((tmp_path / "dated/commitment.json").read_text())["created"] == "2026-01-31"
 
 
-def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Path, tmp_path: Path) -> None:
+def test_a_paraphraser_of_a_configuration_writes_the_versions(paraphraser: dict[str, str], tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(4))
-    (tmp_path / "p.yaml").write_text(f"path: {tiny_t5_folder}\n")
+    (tmp_path / "p.yaml").write_text(f"path: {paraphraser['path']}\n")
     for name in ("one", "two"):
         arguments = ["mark", path, "--out", tmp_path / name, "--id", "id", "--seed", "3", "--versions", "2"]
         assert ended(*arguments, "--with", tmp_path / "p.yaml") == 0
@@ -401,7 +401,7 @@ def test_a_paraphraser_of_a_configuration_writes_the_versions(tiny_t5_folder: Pa
     assert sorted(row["id"] for row in rows + unmarked) == ["d0", "d1", "d2", "d3"]
     assert all(len(set(row["versions"])) == 2 and row["sites"] == 0 for row in rows)
     check_private(str(tmp_path / "one"))
-    assert json.loads((tmp_path / "one/commitment.json").read_text())["model"] == str(tiny_t5_folder)
+    assert json.loads((tmp_path / "one/commitment.json").read_text())["model"] == paraphraser["path"]
     lines = (tmp_path / "one/public/a.jsonl").read_text(encoding="utf-8").splitlines()
     public = {value["id"]: value["text"] for value in map(json.loads, filter(None, lines))}
     assert {row["id"]: public[row["id"]] for row in rows} == published(tmp_path / "one")

@@ -54,19 +54,30 @@ def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_s
         configured(selections=clean)
 
 
-def test_the_permutation_test_of_blocks_of_many_sizes_is_the_recorded_one_and_takes_at_most_5000_of_a_role() -> None:
-    """Of 20 audited and 26 unseen blocks; then of single documents, where one fold holds no audited ones."""
-    rng, number = np.random.default_rng(2), np.arange(10_001)
-    block = np.repeat(number[:46], [16, 16, 32, *rng.integers(1, 8, 40), 8, 8, 33])
+def blocks_of_many_sizes() -> tuple[np.ndarray, np.ndarray]:
+    """Scores and blocks of documents: 46 blocks of 1 to 33 documents, of which the first 20 are audited."""
+    rng = np.random.default_rng(2)
+    block = np.repeat(np.arange(46), [16, 16, 32, *rng.integers(1, 8, 40), 8, 8, 33])
     common = rng.normal(size=block.size)
     scores = np.stack([0.01 * common, common + 0.4 * rng.normal(size=block.size), 0 * common], axis=1)
     scores[block < 20] += [0.001, 0.2, 0]
+    return scores, block
+
+
+@pytest.mark.recorded
+def test_the_permutation_test_of_blocks_of_many_sizes_is_the_recorded_one() -> None:
+    """Of 20 audited and 26 unseen blocks; then of single documents, where one fold holds no audited ones."""
+    (scores, block), number = blocks_of_many_sizes(), np.arange(183)
     made = make_blocks(scores, block, block < 20, 0)
     assert permutation_test(made, 3) == PermutationTest(0.3178, pytest.approx(0.55657143))
     assert made.differences == pytest.approx([0.33170361, 0.4536978, 0])
-    tied = make_blocks(scores[:183, :1] > 0, number[:183], number[:183] < 20, 0)
+    tied = make_blocks(scores[:183, :1] > 0, number, number < 20, 0)
     assert permutation_test(tied, 6, permutations=1_199) == PermutationTest(280 / 1_200, pytest.approx(0.56704340))
-    opposite = make_blocks(np.stack([common, -common], axis=1), block, block < 20, 0)
+
+
+def test_detectors_that_contradict_each_other_show_nothing_and_at_most_5000_blocks_of_a_role_are_taken() -> None:
+    (scores, block), number = blocks_of_many_sizes(), np.arange(10_001)
+    opposite = make_blocks(np.stack([scores[:, 1], -scores[:, 1]], axis=1), block, block < 20, 0)
     assert permutation_test(opposite, 3).p_value == 1
     assert make_blocks(scores[:0], block[:0], block[:0] < 20, 0).sizes.size == 0
     many = make_blocks(number[:, None], number, number < 5_000, 0)
