@@ -31,7 +31,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.shard import Shard
-from pipeline.errors import ExitCode, UserError, one_line
+from pipeline.errors import ExitCode, UserError, error_line, one_line
 from pipeline.models.checkpoints import Kind
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
@@ -299,7 +299,7 @@ def check_command(arguments: Sequence[str] | None = None) -> None:
     try:
         code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
     except UserError as error:
-        print(f"preflight: {one_line(str(error))}", file=sys.stderr)
+        print(f"preflight: {error_line(error)}", file=sys.stderr)
         code = int(error.exit_code)
     except TyperException as error:
         message = retired("option", f"preflight {getattr(error, 'option_name', '')}") or str(error.format_message())

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Self
 
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
 
@@ -63,8 +64,72 @@ class IncompleteError(UserError):
     exit_code = ExitCode.INCOMPLETE
 
 
-class DamagedError(UserError):
+class FileError(UserError):
+    """A fault of a file, and what the user can do about it.
+
+    Attributes:
+        file: address of the file as messages name it, with the line where it is known.
+        fault: predicate of the file, such as `is missing`.
+        remedy: what the user can do; None where the caller states it.
+        mark: what stands between fault and remedy.
+    """
+
+    def __init__(self, file: str, fault: str, remedy: str | None = None, mark: str = "; ") -> None:
+        super().__init__(file, fault, remedy, mark)  # `args`, from which a pickled error is made again
+        self.file, self.fault, self.remedy, self.mark = file, fault, remedy, mark
+
+    @property
+    def problem(self) -> str:
+        """The file and its fault, without the remedy."""
+        return f"{self.file} {self.fault}"
+
+    def __str__(self) -> str:
+        return self.problem if self.remedy is None else f"{self.problem}{self.mark}{self.remedy}"
+
+    def with_remedy(self, remedy: str) -> Self:
+        """The same fault with a remedy."""
+        return type(self)(self.file, self.fault, remedy)
+
+
+class DamagedError(FileError):
     """A file of a run directory is missing or differs from its receipt; the run writes it again."""
+
+
+class VersionError(FileError):
+    """A file was written by another version, whose form this one does not read."""
+
+
+class NotWrittenError(UserError):
+    """A place cannot be written to.
+
+    Attributes:
+        place: what cannot be written to.
+        reason: why, with the path.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(place, reason)
+        self.place, self.reason = place, reason
+
+    def __str__(self) -> str:
+        return f"cannot write to {self.place}: {self.reason}"
+
+
+class SettingError(UserError):
+    """What a setting names cannot be used.
+
+    Attributes:
+        setting: the setting of a configuration.
+        fault: the rest of the message; it begins with a colon or a verb, or with a key below the setting.
+        offer: the end of the message, with another setting that would allow it; empty if there is none.
+    """
+
+    def __init__(self, setting: str, fault: str, offer: str = "") -> None:
+        super().__init__(setting, fault, offer)
+        self.setting, self.fault, self.offer = setting, fault, offer
+
+    def __str__(self) -> str:
+        return f"{self.setting}{self.fault}{self.offer}"
 
 
 class RetiredError(UserError):
@@ -118,7 +183,7 @@ def panics_as_errors() -> Iterator[None]:
     except BaseException as error:
         if not is_panic(error):
             raise
-        raise PanicError(" ".join(str(error).split()) or "the library panicked") from None
+        raise PanicError(error_line(error) or "the library panicked") from None
 
 
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
@@ -177,9 +242,19 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
+def error_line(error: BaseException, most: int | None = None) -> str:
+    """The message of an error as one line without invisible characters; empty if it has none.
+
+    Args:
+        error: an error, often of another library, whose message may have any length and many lines.
+        most: characters to keep; None: all.
+    """
+    return one_line(str(error))[:most]
+
+
 def not_opened(error: Exception) -> str:
     """Why something could not be opened, in one line; names the extra if a package of an extra is missing."""
-    text = one_line(str(error))
+    text = error_line(error)
     if isinstance(error, ImportError):
         for package, extra in _EXTRAS.items():
             if package in text:
@@ -205,11 +280,11 @@ def is_of_storage(error: Exception) -> bool:
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _STORAGE_PACKAGES
 
 
-def write_error(error: OSError, where: str) -> UserError:
+def write_error(error: OSError, where: str) -> NotWrittenError | FullError:
     """The error for a path that cannot be written to: it is a file, its device is full, or it is read-only."""
     if is_full(error):
         return FullError(f"no space left for {where}: free some space and rerun the command")
-    return UserError(f"cannot write to {where}: {error.strerror}: {error.filename}")
+    return NotWrittenError(where, f"{error.strerror}: {error.filename}")
 
 
 def message_of_storage(error: Exception) -> str:

@@ -23,7 +23,7 @@ from pipeline.audit.arithmetic import read_arithmetic
 from pipeline.audit.machine import ActorShape, Node, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import IncompleteError, LostDeviceError, UserError, instead_of_exit, one_line
+from pipeline.errors import IncompleteError, LostDeviceError, UserError, error_line, instead_of_exit, one_line
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import ENVIRONMENT, cap_memory, collect_rarely, give_back, keep_memory
 from pipeline.stages.base import Placement, Stage
@@ -355,7 +355,7 @@ def _as_loss(error: BaseException) -> BaseException:
     lost = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.WorkerCrashedError)
     unplaced = (exceptions.ActorUnschedulableError, exceptions.TaskUnschedulableError, exceptions.ObjectLostError)
     if isinstance(error, (*lost, *unplaced)) and "creation task" not in str(error):
-        return IncompleteError(f"Ray has lost actors for good ({one_line(str(error))[:200]}): {NODES_BACK}")
+        return IncompleteError(f"Ray has lost actors for good ({error_line(error, 200)}): {NODES_BACK}")
     return error
 
 

@@ -192,7 +192,7 @@ def _damages(store: Store, finished: FinishedRecord) -> list[str]:
     try:
         read_status(store)
     except DamagedError as error:
-        problems.append(f"{str(error).rpartition('; ')[0]}; it is written again")
+        problems.append(f"{error.problem}; it is written again")
     return problems
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from pipeline.audit.machine import ActorShape, Node, places, usable_cores
 from pipeline.config.audit import ResourcesConfig
-from pipeline.errors import IncompleteError, UserError, one_line
+from pipeline.errors import IncompleteError, UserError, error_line
 from pipeline.models.arithmetic import Processor, processor_here
 from pipeline.models.devices import gpus_in_sight
 from ray_jobs import supervisor
@@ -156,7 +156,7 @@ def connect() -> None:
             raise
         except Exception as error:  # such as a port, a time limit or a lost process
             ray.shutdown()
-            reason = one_line(str(error))[:REASON_CHARACTERS] or type(error).__name__
+            reason = error_line(error, REASON_CHARACTERS) or type(error).__name__
     if address:
         raise _no_cluster(address, reason)
     raise IncompleteError(
@@ -394,7 +394,7 @@ def answer_of(reference: Any, seconds: float) -> Any:
 def reason_of(error: BaseException) -> str:
     """The reason of a failure in one line; the type of an error is named unless it is meant for users."""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return one_line(f"{kind}{error}")[:300]
+    return f"{kind}{error_line(error, 300 - len(kind))}"
 
 
 def versions_here() -> dict[str, str]:

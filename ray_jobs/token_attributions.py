@@ -19,6 +19,7 @@ from pipeline.audit.machine import LocalMachine
 from pipeline.audit.top_documents import Reread
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
+from pipeline.errors import error_line
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Event, Failure, TokenSettings
@@ -81,7 +82,7 @@ def token_reader(
             table, problems = read_token_rows(stage, shards, place, failures)
         except Exception as error:
             check()
-            say(f"no token attributions of these: {' '.join(str(error).split()) or type(error).__name__}")
+            say(f"no token attributions of these: {error_line(error) or type(error).__name__}")
         if problems:
             say(f"token attributions: {len(problems):,} could not be read; the first: {problems[0]}")
         if KILLED not in problems:  # a poison document stays recorded

@@ -23,7 +23,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, problem_of
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector
 from pipeline.detectors.registry import DetectorChoice, parse_detectors
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, error_line, nearest
 from pipeline.models.devices import Device, nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
@@ -383,7 +383,7 @@ def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     try:
         return table.select(schema.names).cast(schema)
     except pa.ArrowException as error:
-        raise UserError(f"a column of the scores has another type: {' '.join(str(error).split())}") from None
+        raise UserError(f"a column of the scores has another type: {error_line(error)}") from None
 
 
 def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:

@@ -22,7 +22,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import checked_alpha
 from pipeline.corpus.draw_features import versions_features
 from pipeline.corpus.inputs import DRAWN_TYPES
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 from pipeline.models.load import LanguageModel
 from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.procedures.versions import ASSUMPTION
@@ -149,7 +149,7 @@ def read_versions(path: str | PathLike[str]) -> Versions:
     try:
         table = pq.read_table(path, page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"versions: cannot read {path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"versions: cannot read {path}: {error_line(error)}") from None
     missing = [name for name in ("id", "versions", "index") if name not in table.column_names]
     if missing:
         raise UserError(

@@ -25,7 +25,7 @@ from pipeline.corpus.near_duplicates import SKETCH_TYPE, NearDuplicateIndex, dra
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
-from pipeline.errors import UserError, nearest
+from pipeline.errors import SettingError, UserError, nearest
 from pipeline.models.load import check_model, open_empty
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize_each
@@ -286,8 +286,10 @@ def adapter_corpus_shards(config: AuditConfig, settings: AdapterConfig, name: st
     try:
         inputs = find_inputs(corpus, config.limits)
         return plan_shards(corpus, inputs, config.resources, config.text_transform, limits=config.limits)
+    except SettingError as error:
+        raise SettingError(_setting_name(config, name), error.fault, error.offer) from None
     except UserError as error:
-        raise UserError(f"{_setting_name(config, name)}: {str(error).removeprefix('corpus.audit: ')}") from None
+        raise UserError(f"{_setting_name(config, name)}: {error}") from None
 
 
 def _setting_name(config: AuditConfig, name: str) -> str:

@@ -165,7 +165,7 @@ def earlier_arithmetic(store: Store, say: Callable[[str], None], name: str = ARI
         name: file name.
 
     Raises:
-        UserError: a record of another version.
+        VersionError: a record of another version.
     """
     try:
         return read_arithmetic(store, name)

@@ -31,9 +31,12 @@ class MissingRoleError(UserError):
 
     def __init__(self, need: str, role: Role) -> None:
         """`need` states what needs the documents, and why."""
+        super().__init__(need, role)
         self.problem = not_given(need, role)
         self.role = role
-        super().__init__(f"{self.problem}; {add_role(role)}")
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {add_role(self.role)}"
 
 
 def load_config(path: str, overrides: Sequence[str] = (), labelled: bool = False) -> AuditConfig:

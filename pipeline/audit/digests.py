@@ -30,7 +30,7 @@ from pipeline.audit.records import (
 )
 from pipeline.config.selection import HISTORY
 from pipeline.errors import DamagedError, UserError
-from pipeline.report.wording.files import PUT_BACK, REWRITTEN, answered_by, not_as_written, not_of_answer
+from pipeline.report.wording.files import NOT_OF_ANSWER, PUT_BACK, REWRITTEN, answered_by, not_as_written
 from pipeline.store.files import SIDE_BY_SIDE, Store
 from pipeline.store.receipts import DIGEST, Receipt, json_digest
 
@@ -116,13 +116,13 @@ def read_digests(store: Store, selection: str) -> AnswerDigests | None:
 
     Raises:
         DamagedError: the file was changed, or belongs to another selection.
-        UserError: it was written by another version.
+        VersionError: it was written by another version.
     """
     name = digests_file(selection)
     where = f"{store.url}/{name}"
     digests = read_record(store, name, AnswerDigests, answered_by(store.url), answered_by(store.url))
     if digests is not None and digests.selection != selection:
-        raise DamagedError(f"{where} is damaged: it is of selection {digests.selection}; {answered_by(store.url)}")
+        raise DamagedError(where, f"is damaged: it is of selection {digests.selection}", answered_by(store.url))
     return digests
 
 
@@ -167,7 +167,7 @@ def _check_unlisted(store: Store, digests: AnswerDigests, shared: bool) -> None:
     names += [name for name in _MAY_BE_MISSING if shared and name not in digests.files and store.exists(name)]
     for name in names:
         if name not in digests.files and name != digests_file(digests.selection):
-            raise DamagedError(f"{store.url}/{name} is not part of the answer; {answered_by(store.url)}")
+            raise DamagedError(f"{store.url}/{name}", "is not part of the answer", answered_by(store.url))
 
 
 def read_listed(store: Store, digests: AnswerDigests, name: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -248,16 +248,14 @@ class VerdictTables:
 
 def no_digests(store: Store, selection: str) -> DamagedError:
     """The error of an answer without digests."""
-    return DamagedError(
-        f"{store.url}/{digests_file(selection)} is missing, so the answer cannot be checked: {answered_by(store.url)}"
-    )
+    place, fault = f"{store.url}/{digests_file(selection)}", "is missing, so the answer cannot be checked"
+    return DamagedError(place, fault, answered_by(store.url), ": ")
 
 
 def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
     """The error for a missing or changed file, with the command that writes it again."""
-    place = f"{store.url}/{name}"
-    what = not_of_answer(place) if name == MANIFEST_FILE and not missing else not_as_written(place, missing)
-    return DamagedError(f"{what}; {_OF_RUN.get(name) or answered_by(store.url)}")
+    fault = NOT_OF_ANSWER if name == MANIFEST_FILE and not missing else not_as_written(missing)
+    return DamagedError(f"{store.url}/{name}", fault, _OF_RUN.get(name) or answered_by(store.url))
 
 
 def _digest(store: Store, name: str) -> str | None:

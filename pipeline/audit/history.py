@@ -71,12 +71,12 @@ def _entry(store: Store, number: int, line: bytes) -> HistoryEntry:
     try:
         value = json.loads(line)
     except ValueError:
-        raise DamagedError(f"{where} is damaged: line {number} is not JSON; {answered_by(store.url)}") from None
+        raise DamagedError(where, f"is damaged: line {number} is not JSON", answered_by(store.url)) from None
     if isinstance(value, dict):
         try:
             value = opened(value, f"{where}, line {number},")
         except DamagedError as error:
-            raise DamagedError(f"{error}; {answered_by(store.url)}") from None
+            raise error.with_remedy(answered_by(store.url)) from None
     return parse_part(HistoryEntry, value, f"{where}, line {number},")
 
 
@@ -134,8 +134,7 @@ def _intact(store: Store) -> tuple[list[bytes], list[HistoryEntry]]:
             entries.append(_entry(store, number, line))
             lines.append(line)
         except DamagedError as error:
-            problem = str(error).partition("; seenset ")[0]
-            _log.warning("%s; %s", problem, LINE_LEFT_OUT)
+            _log.warning("%s; %s", error.problem, LINE_LEFT_OUT)
     return lines, entries
 
 

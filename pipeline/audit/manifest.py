@@ -140,7 +140,7 @@ def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     try:
         shards = read_shards(store)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {REWRITTEN}") from None
+        raise error.with_remedy(REWRITTEN) from None
     if manifest is None or shards is None:
         if store.exists("receipts"):
             raise changed_file(store, MANIFEST_FILE if manifest is None else SHARDS_FILE, missing=True)
@@ -242,9 +242,9 @@ def _shards(store: Store) -> Iterator[Shard]:
             else:  # an empty table
                 yield from map(Shard.from_dict, json.loads(first + second + file.read()))
         except (json.JSONDecodeError, RecursionError):
-            raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: not JSON") from None
+            raise DamagedError(f"{store.url}/{SHARDS_FILE}", "is damaged: not JSON") from None
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise DamagedError(f"{store.url}/{SHARDS_FILE} is damaged: {error}") from None
+            raise DamagedError(f"{store.url}/{SHARDS_FILE}", f"is damaged: {error}") from None
 
 
 def _of_lines(file: Iterable[bytes], line: bytes) -> Iterator[Shard]:

@@ -24,7 +24,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import Continuations, Detector, Evidence, Pass, modules_of, plan_passes
 from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import IncompleteError, UserError, one_line
+from pipeline.errors import IncompleteError, UserError, error_line
 from pipeline.passes.forward import TokenStatistics
 from pipeline.passes.statistics import MODIFIED_ORDERS, RENYI_ORDERS
 from pipeline.selection.conformal import RankCounts
@@ -107,7 +107,7 @@ def _scores(detector: Detector, evidence: Evidence) -> Tensor:
     except SystemExit as error:
         raise UserError(f"calls sys.exit({error.code!r}) for {many}") from None
     except Exception as error:  # a plugin may raise anything
-        raise UserError(f"fails for {many}: {one_line(str(error)) or type(error).__name__}") from None
+        raise UserError(f"fails for {many}: {error_line(error) or type(error).__name__}") from None
 
 
 def _try_procedure(name: str, alpha: Any) -> None:
@@ -241,7 +241,7 @@ def _outcome_of(work: Callable[[], str | None]) -> _Outcome:
     try:
         return None, work()
     except UserError as error:
-        return one_line(str(error)), None
+        return error_line(error), None
 
 
 def _outcome_in_child(name: str, work: Callable[[], str | None]) -> _Outcome:

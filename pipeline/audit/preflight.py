@@ -270,7 +270,7 @@ def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> Prefli
     """The stored checks of exactly these documents; None where there are none, or they were changed.
 
     Raises:
-        UserError: the file is of another version.
+        VersionError: the file is of another version.
     """
     name = _file(shards, seed)
     try:

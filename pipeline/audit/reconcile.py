@@ -95,7 +95,7 @@ def _manifest_before(store: Store) -> Manifest | None:
         before = read_manifest(store)
         problem = f"{store.url}/{MANIFEST_FILE} is missing" if before is None and store.exists("receipts") else None
     except DamagedError as error:
-        before, problem = None, str(error).partition("; seenset ")[0]
+        before, problem = None, error.problem
     if problem is not None:
         _log.warning("%s: %s", problem, wording.MANIFEST_WRITTEN_AGAIN)
     return before
@@ -107,7 +107,7 @@ def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, .
         check_shard_table(store, before)
         return reconciled_shards(store, plan.shards)
     except DamagedError as error:
-        _log.warning(wording.written_again(str(error).partition("; seenset ")[0]))
+        _log.warning(wording.written_again(error.problem))
         return None
 
 

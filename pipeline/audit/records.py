@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeline.config.yaml import build
-from pipeline.errors import DamagedError, RetiredError, UserError
+from pipeline.errors import DamagedError, RetiredError, UserError, VersionError
 from pipeline.report.wording.files import UNKNOWN_VERSION
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
@@ -69,13 +69,13 @@ def read_record(
 
     Raises:
         DamagedError: a damaged file; the message names the key where it is known.
-        UserError: a file of another version, or with a setting that this one has not; the message names the program
-            that wrote it.
+        VersionError: a file of another version, or with a setting that this one has not; the message names the
+            program that wrote it.
     """
     try:
         return _read_record(store, name, kind, remedy)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {remade}" if remade else str(error)) from None
+        raise error if remade is None else error.with_remedy(remade) from None
 
 
 def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) -> WholeRecord | None:
@@ -84,23 +84,21 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
         return None
     where = f"{store.url}/{name}"
     if not isinstance(value, dict):
-        raise DamagedError(f"{where} is damaged: not a mapping of keys to values")
+        raise DamagedError(where, "is damaged: not a mapping of keys to values")
     field = kind.model_fields["schema_"]
     version = value.get(field.alias)
     if version != field.default:
         form = "an older form" if version is None else f"form {version}"
-        raise UserError(
-            f"{where} was written by seenset {_writer(store)} in {form}, and this version reads form "
-            f"{field.default}: {remedy}"
-        )
+        fault = f"was written by seenset {_writer(store)} in {form}, and this version reads form {field.default}"
+        raise VersionError(where, fault, remedy, ": ")
     if kind.sealed:
         value = opened(value, where)
     try:
         return build(kind, dict(value))
     except RetiredError as error:
-        raise UserError(f"{where} was written by seenset {_writer(store)}, and {error}; {remedy}") from None
+        raise VersionError(where, f"was written by seenset {_writer(store)}, and {error}", remedy) from None
     except UserError as error:
-        raise DamagedError(f"{where} is damaged: {error}") from None
+        raise DamagedError(where, f"is damaged: {error}") from None
 
 
 def write_record(store: Store, name: str, record: VersionedRecord) -> str:
@@ -124,7 +122,7 @@ def opened(value: Mapping[str, Any], where: str) -> dict[str, Any]:
         DamagedError: the content was changed.
     """
     if not is_sealed(value):
-        raise DamagedError(f"{where} is damaged: its content is not what was written")
+        raise DamagedError(where, "is damaged: its content is not what was written")
     return {key: value[key] for key in value if key != DIGEST}
 
 
@@ -144,7 +142,7 @@ def read_part(store: Store, name: str, kind: type[PartRecord]) -> PartRecord | N
         return None
     where = f"{store.url}/{name}"
     if not isinstance(value, dict) or not is_sealed(value) or value.get("file") != name:
-        raise DamagedError(f"{where} is damaged: its content is not what was written")
+        raise DamagedError(where, "is damaged: its content is not what was written")
     return parse_part(kind, {key: value[key] for key in value if key not in ("file", DIGEST)}, where)
 
 
@@ -157,7 +155,7 @@ def parse_part(kind: type[PartRecord], value: Any, where: str) -> PartRecord:
     try:
         return build(kind, value)
     except UserError as error:
-        raise DamagedError(f"{where} is damaged: {error}") from None
+        raise DamagedError(where, f"is damaged: {error}") from None
 
 
 def _writer(store: Store) -> str:

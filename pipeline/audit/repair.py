@@ -14,7 +14,7 @@ from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, UserError, error_line
 from pipeline.report.wording.files import read_again, unreadable
 from pipeline.stages import SCORING
 from pipeline.stages.base import Placement, Stage
@@ -79,7 +79,7 @@ def _problem(store: Store, receipt: Receipt) -> tuple[str, str | None]:
     except DamagedError as error:
         return receipt.shard, made_again(error)
     except OSError as error:
-        raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read {store.url}/{name}: {error_line(error)}") from None
     return receipt.shard, None
 
 

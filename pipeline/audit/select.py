@@ -64,10 +64,10 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import FileError, UserError
 from pipeline.models.devices import give_back
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
-from pipeline.report.wording.files import already_audited_note, answered_by, made_again_note
+from pipeline.report.wording.files import already_audited_note, made_again_note
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
@@ -513,8 +513,8 @@ def damaged_answers(store: Store, selections: Sequence[str], whole: bool = False
     for selection in selections:
         try:
             check_answer(store, selection, whole, shared)
-        except DamagedError as error:
-            problems.append(str(error).rpartition("; ")[0])
-        except UserError as error:  # of another version
-            problems.append(str(error).removesuffix(f": {answered_by(store.url)}"))
+        except FileError as error:  # damaged, or of another version
+            problems.append(error.problem)
+        except UserError as error:
+            problems.append(str(error))
     return [made_again_note(problem, "the answer is") + " from the scores" for problem in problems]

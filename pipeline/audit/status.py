@@ -202,7 +202,7 @@ def check_receipts(store: Store, status: Status | None, shards: Sequence[Shard],
         return
     missing = next((shard.id for shard in shards if shard.id not in finished), None)
     if missing is not None and not lock_is_live(store):
-        raise DamagedError(f"{store.url}/{receipt_name(SCORING, missing)} is missing; {REWRITTEN}")
+        raise DamagedError(f"{store.url}/{receipt_name(SCORING, missing)}", "is missing", REWRITTEN)
 
 
 def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:

@@ -503,7 +503,7 @@ def read_summary(store: Store, name: str) -> Summary | None:
 
     Raises:
         DamagedError: a file of the answer is missing or changed, or the answer has no digests.
-        UserError: a summary of another version.
+        VersionError: a summary of another version.
     """
     if check_answer(store, name) is None:
         if store.exists(summary_file(name)):

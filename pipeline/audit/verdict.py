@@ -151,10 +151,10 @@ def read_verdict(store: Store) -> CollectionVerdict | None:
 
     Raises:
         DamagedError: a verdict that was changed, or that is of other answers.
-        UserError: a verdict of another version.
+        VersionError: a verdict of another version.
     """
     again = verdict_again_note(store.url)
     verdict = read_record(store, VERDICT_FILE, CollectionVerdict, again, again)
     if verdict is not None and verdict.answers != answer_digests(store):
-        raise DamagedError(f"{store.url}/{VERDICT_FILE} is not of the answers of this run; {again}")
+        raise DamagedError(f"{store.url}/{VERDICT_FILE}", "is not of the answers of this run", again)
     return verdict

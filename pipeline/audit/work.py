@@ -86,7 +86,7 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
         if not record:
             return None
         if not isinstance(record, dict) or record.keys() - {DIGEST} != set(_RECORDED):
-            raise DamagedError(f"{where} is damaged: its keys are not those of a device")
+            raise DamagedError(where, "is damaged: its keys are not those of a device")
         record = opened(record, where)
     except DamagedError as error:
         _log.warning(written_again(error))

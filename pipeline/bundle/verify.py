@@ -39,7 +39,7 @@ from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
@@ -448,7 +448,7 @@ def _table(members: dict[str, bytes], name: str, schema: pa.Schema) -> pa.Table:
     try:
         table = pq.read_table(pa.BufferReader(members[name]))
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name} is not a Parquet file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not a Parquet file: {error_line(error)}") from None
     if not table.schema.equals(schema):
         raise UserError(f"{name} has the columns {', '.join(table.schema.names)}, not {', '.join(schema.names)}")
     return table

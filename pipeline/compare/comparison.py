@@ -436,12 +436,13 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def open_output(folder: str, mark: str) -> Store:
+def open_output(folder: str, mark: str, option: str = "--output") -> Store:
     """Open a folder for the files of one command; files of an earlier call are replaced.
 
     Args:
         folder: local path or fsspec URL; need not exist.
         mark: the JSON file of the command, which identifies a folder of earlier results.
+        option: the option that names the folder, for messages.
 
     Raises:
         UserError: the folder holds other files.
@@ -449,7 +450,7 @@ def open_output(folder: str, mark: str) -> Store:
     store = Store(folder)
     names = store.names("")
     if names and mark not in names:
-        raise UserError(f"{folder} holds other files ({', '.join(names[:3])}): give --output another folder")
+        raise UserError(f"{folder} holds other files ({', '.join(names[:3])}): give {option} another folder")
     return store
 
 

@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import UserError, nearest, not_opened, one_line
+from pipeline.errors import UserError, error_line, nearest, not_opened
 
 COLUMNS = ("model", "item", "correct")
 METRICS = ("acc", "exact_match")
@@ -106,7 +106,7 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
         with fsspec.open(path, "rb") as file:
             table = pq.read_table(io.BytesIO(file.read()), page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowInvalid) as error:
-        raise UserError(f"cannot read results {path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read results {path}: {error_line(error)}") from None
     for column in COLUMNS:
         if column not in table.column_names:
             raise UserError(f"no column {column!r} in {path}; columns: {', '.join(table.column_names)}")
@@ -192,7 +192,7 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise UserError(f"{path} line {number} is not a sample of lm-eval: it has no doc_id")
                 yield number, sample
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read results {path}: {one_line(str(error))}") from None
+        raise UserError(f"cannot read results {path}: {error_line(error)}") from None
 
 
 def _add(results: ItemResults, sample: Mapping[str, Any], where: str, metric: str | None, id_field: str | None) -> None:

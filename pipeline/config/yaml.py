@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Va
 from pipeline.config.misplaced import instead_of_config
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
 from pipeline.config.retired import retired
-from pipeline.errors import RetiredError, UserError, nearest, number_meant
+from pipeline.errors import RetiredError, UserError, error_line, nearest, number_meant
 
 _MOST_GUESSES = 3  # in a message about an unknown setting
 MOST_DEPTH = 100
@@ -45,7 +45,11 @@ SHOWN = 200
 
 
 class NotYamlError(ValueError):
-    """A text is not YAML; the message is one line with the reason."""
+    """A text is not YAML; the message is one line with the reason. `remedy`: what to write instead, if known."""
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class Section(BaseModel):
@@ -76,8 +80,7 @@ def load_yaml(text: str) -> Any:
     """
     depth = 0
     for bracket in re.findall(r"[\[{\]}]", text):  # counted first: the parser takes minutes for very many
-        depth += 1 if bracket in "[{" else -1
-        if depth > MOST_DEPTH:
+        if (depth := depth + (1 if bracket in "[{" else -1)) > MOST_DEPTH:
             raise NotYamlError(f"more than {MOST_DEPTH} brackets within one another")
     if len(text) > MOST_BYTES:
         raise NotYamlError(f"it has more than {MOST_BYTES:,} bytes")
@@ -95,11 +98,14 @@ def load_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except RecursionError:
         raise NotYamlError("its brackets or indents are nested too deeply") from None
-    except (NotYamlError, yaml.YAMLError) as error:
-        raise NotYamlError(" ".join(str(error).replace('in "<unicode string>", ', "on ").split())) from None
+    except NotYamlError as error:
+        raise NotYamlError(error_line(error)) from None
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "on ").split())
+        remedy = next((what for part, what in _REMEDIES.items() if re.search(part, reason)), None)
+        raise NotYamlError(reason, remedy) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
-        reason = str(error).partition("; use sys.")[0]
-        raise NotYamlError(f"a value cannot be read: {' '.join(reason.split())}") from None
+        raise NotYamlError(f"a value cannot be read: {' '.join(str(error).partition('; use sys.')[0].split())}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -210,7 +216,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     try:
         data = load_yaml(text)
     except NotYamlError as error:
-        reason = _instead(path) or f": {error}{_remedy(error)}"
+        reason = _instead(path) or f": {error}{f'; {error.remedy}' if error.remedy else ''}"
         raise UserError(f"config {path} is not YAML{reason}") from None
     if not isinstance(data, dict):
         instead = _instead(path) or f" with keys {', '.join(_keys_of(kind))}"
@@ -234,10 +240,6 @@ _REMEDIES = {
     r"mapping values are not allowed": "put a value that holds a colon and a space in quotes",
 }
 """Part of an error of the parser -> what to write."""
-
-
-def _remedy(error: NotYamlError) -> str:
-    return next((f"; {remedy}" for part, remedy in _REMEDIES.items() if re.search(part, str(error))), "")
 
 
 def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:

@@ -40,11 +40,31 @@ class UnclosedQuoteError(csv.Error):
     """A quoted field that ends only with its file."""
 
     def __init__(self, line: int) -> None:
-        """Name the line at which the field opens."""
-        super().__init__(
-            f"the quote that opens a field on line {line:,} is not closed until the file ends: close it, double it, or "
-            "set quoting: none for a file without quoted fields"
+        """`line`: number of the line at which the field opens."""
+        super().__init__(line)
+        self.line = line
+
+    def __str__(self) -> str:
+        return (
+            f"the quote that opens a field on line {self.line:,} is not closed until the file ends: close it, double "
+            "it, or set quoting: none for a file without quoted fields"
         )
+
+
+class DelimiterError(UserError):
+    """A file has a single column, and the requested one with another delimiter.
+
+    Attributes:
+        problem: the missing column and the file.
+        written: the delimiter as a configuration may state it.
+    """
+
+    def __init__(self, problem: str, written: str) -> None:
+        super().__init__(problem, written)
+        self.problem, self.written = problem, written
+
+    def __str__(self) -> str:
+        return f"{self.problem}; set delimiter: {self.written}"
 
 
 def csv_records(

@@ -25,7 +25,7 @@ from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 _DAMAGE = (OSError, EOFError, pa.ArrowException, csv.Error, UnicodeDecodeError)
 """Exceptions raised when a damaged file is read."""
@@ -180,7 +180,7 @@ def read_shard(
     except UnclosedQuoteError as error:
         raise UnclosedError(f"{shard.name} is damaged after row {row}: {error}") from None
     except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged after row {row}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is damaged after row {row}: {error_line(error)}") from None
 
 
 def _rows_of(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
@@ -406,7 +406,7 @@ def read_labels(shard: Shard) -> Iterator[Any]:
         for *_, label, _ in format_named(shard.format).rows(shard, unwatched, Notes()):
             yield label
     except _DAMAGE as error:
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is damaged: {error_line(error)}") from None
 
 
 def fetch_texts(shards: Sequence[Shard], places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:

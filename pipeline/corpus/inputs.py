@@ -48,7 +48,7 @@ from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
 from pipeline.corpus.links import check_links, files_behind, is_special, linked_folders
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import OTHERS
-from pipeline.errors import UserError, nearest, not_opened
+from pipeline.errors import SettingError, UserError, error_line, nearest, not_opened
 
 _EDGE = 1 << 16
 Seen = TypeVar("Seen")
@@ -88,13 +88,12 @@ def find_inputs(
         entries = [_dataset(HUB, wanted, hub, hub)] if hub else _local_inputs(wanted)
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
             where = hub or ", ".join(map(written, source.paths))
-            raise UserError(f"{key} holds no documents: {where}")
+            raise SettingError(key, f" holds no documents: {where}")
         forms = [format_named(entry.format) for entry in entries]
         entries = [replace(entry, stamp=entry.stamp or stamp_of(entry)) for entry in entries]
         if isinstance(source, LabelledConfig) and any(_is_document(form, pictures=False) for form in forms):
-            raise UserError(
-                f"{key}: .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
-            )
+            fault = f": .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
+            raise SettingError(key, fault)
         check_applies(key, source, forms)
         inputs += entries
     return inputs
@@ -121,7 +120,7 @@ def stamp_of(entry: InputFile) -> str:
         files += beside_pictures(fs, files) if form.only_pictures else []  # captions may be among them
         return digest_of(*(_written_at(fs, file) for file in files))
     except OSError as error:
-        raise UserError(f"cannot read {entry.name}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read {entry.name}: {error_line(error)}") from None
 
 
 def _written_at(fs: Any, path: str) -> str:
@@ -171,8 +170,8 @@ def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
         return look()
     except OSError as error:
         dangling = isinstance(error, FileNotFoundError) and os.path.islink(error.filename or path)
-        reason = "a link to nothing" if dangling else error.strerror or " ".join(str(error).split())
-        raise UserError(f"{key}: cannot read {error.filename or name}: {reason}") from None
+        reason = "a link to nothing" if dangling else error.strerror or error_line(error)
+        raise SettingError(key, f": cannot read {error.filename or name}: {reason}") from None
 
 
 def _expand(key: str, path: str, follow: bool) -> Iterator[tuple[str, dict[str, Any], Any]]:
@@ -187,9 +186,9 @@ def _expand(key: str, path: str, follow: bool) -> Iterator[tuple[str, dict[str, 
         infos = [info for _, info in sorted(fs.glob(full, detail=True).items())] if magic else []
         infos = infos or _info_of(fs, full)
     except (ImportError, ValueError, OSError) as error:
-        raise UserError(f"{key}: cannot open {pattern}: {not_opened(error)}") from None
+        raise SettingError(key, f": cannot open {pattern}: {not_opened(error)}") from None
     if not infos:
-        raise UserError(f"{key}: no file {pattern}{_neighbours(fs, full)}")
+        raise SettingError(key, f": no file {pattern}{_neighbours(fs, full)}")
     if magic and local:
         folder = full[: re.search(r"[*?\[]", full).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
         links = [info["name"] for info in infos if info.get("islink")]
@@ -229,7 +228,7 @@ def _neighbours(fs: Any, full: str) -> str:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return f"; no folder {folder} either"
     except OSError as error:  # network error
-        return f": {' '.join(str(error).split())}"
+        return f": {error_line(error)}"
     if not names:
         return "; the folder holds hidden files alone" if hidden else "; the folder is empty"
     return f"; {nearest(base, names, 'the folder holds')}"
@@ -250,9 +249,9 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
     if not any(form.only_pictures for form, _ in files.values()):
         for inner, _ in inside:
             if (line := retired_suffix(inner)) and not _is_hidden(inner):
-                raise UserError(f"{role.key}: {name.rstrip('/')}/{inner}: {line}")
+                raise SettingError(role.key, f": {name.rstrip('/')}/{inner}: {line}")
     if not files:
-        raise UserError(f"{role.key}: folder {name} holds no file that ends in {suffixes_of(pictures)}")
+        raise SettingError(role.key, f": folder {name} holds no file that ends in {suffixes_of(pictures)}")
     if any(form.only_pictures for form, _ in files.values()):  # other files describe the pictures
         files = {inner: file for inner, file in files.items() if file[0].only_pictures}
     prefix = name.rstrip("/")
@@ -331,11 +330,11 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     pictures = role.source.image is not None
     form = format_of(path, pictures)
     if line := retired_suffix(path):
-        raise UserError(f"{role.key}: {name}: {line}")
+        raise SettingError(role.key, f": {name}: {line}")
     if form is None:
         unpack = next((command for end, command in OTHERS.items() if path.lower().endswith(end)), "")
         hint = f"; unpack it: {unpack.format(os.path.basename(path))}" if unpack else ""
-        raise UserError(f"{role.key}: {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst){hint}")
+        raise SettingError(role.key, f": {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst){hint}")
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
     stamp = digest_of(mark) if mark else ""
@@ -346,9 +345,8 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     head, tail = _ends(fs, info["name"], size)
     content = digest_of(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
     if form.unit == "file" and not _is_document(form, pictures):
-        raise UserError(
-            f"{role.key}: .txt files hold no pictures, and {name} is to have column {role.source.image!r} of them"
-        )
+        fault = f": .txt files hold no pictures, and {name} is to have column {role.source.image!r} of them"
+        raise SettingError(role.key, fault)
     stamp = "" if form.only_pictures else stamp
     dialect = dialect_of(form, role.source.dialect)
     entry = InputFile(role.name, name, path, form.name, size, None, content, stamp=stamp, dialect=dialect)

@@ -12,10 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from pipeline.errors import UserError
-
-TO_FOLLOW = ", or set follow_links: true to read the regular files behind them"
-"""The setting that a message offers."""
+from pipeline.errors import SettingError
 
 _SPECIAL = ("/proc", "/sys", "/dev")
 _CACHE_ENTRY = re.compile(r"(models|datasets|spaces)--.+")
@@ -62,13 +59,12 @@ def check_links(key: str, shown: str, folder: str, paths: Iterable[str], follow:
     if leading and not follow:
         noun = "link leads" if len(leading) == 1 else "links lead"
         first = _arrow(leading[0], folder)
-        raise UserError(f"{key}: {len(leading):,} {noun} out of {shown} (first: {first}); remove them{TO_FOLLOW}")
+        fault = f": {len(leading):,} {noun} out of {shown} (first: {first}); remove them"
+        raise SettingError(key, fault, ", or set follow_links: true to read the regular files behind them")
     for path in leading:
         if is_special(path):
-            raise UserError(
-                f"{key}: link {_arrow(path, folder)} leads to {os.path.realpath(path)}: files of "
-                f"{', '.join(_SPECIAL[:-1])} and {_SPECIAL[-1]} are never read"
-            )
+            fault = f"leads to {os.path.realpath(path)}: files of {', '.join(_SPECIAL[:-1])} and {_SPECIAL[-1]}"
+            raise SettingError(key, f": link {_arrow(path, folder)} {fault} are never read")
 
 
 def _arrow(path: str, folder: str) -> str:

@@ -18,6 +18,7 @@ import fsspec
 import numpy as np
 
 from pipeline.corpus.links import is_special, leads_out
+from pipeline.errors import error_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,7 +98,7 @@ def file_beside(name: str, folder: str, most: int, follow: bool = False) -> byte
             data: bytes = file.read(most + 1)
             return data
     except OSError as error:
-        return "not_picture", f"cannot read {shown}: {error.strerror or ' '.join(str(error).split())}"
+        return "not_picture", f"cannot read {shown}: {error.strerror or error_line(error)}"
 
 
 def picture_problem(data: bytes, pixels: int) -> Problem | None:
@@ -125,7 +126,7 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
     except Image.DecompressionBombError as error:
         return "too_large", f"{str(error).split(',')[0]}, which Pillow has for all pictures"
     except Exception as error:  # decoders raise any exception of their parsers
-        return "undecodable", f"not a picture: {' '.join(str(error).split())[:200]}"
+        return "undecodable", f"not a picture: {error_line(error, 200)}"
     return None
 
 
@@ -155,7 +156,7 @@ def open_picture(data: bytes) -> Image:
                 upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
             return upright.convert("RGB")
     except Exception as error:  # as above
-        raise ValueError(f"not a whole picture: {' '.join(str(error).split())[:200]}") from None
+        raise ValueError(f"not a whole picture: {error_line(error, 200)}") from None
 
 
 def picture_key(picture: Image) -> int:

@@ -17,7 +17,7 @@ from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
 from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, place_of_error
-from pipeline.errors import UserError, nearest, number_meant
+from pipeline.errors import UserError, error_line, nearest, number_meant
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _named_error(detector: Detector, error: Exception) -> DetectorError | None:
     of_torch = type(error).__module__.partition(".")[0] == "torch"
     if module.split(".")[0] == BUILT_IN or of_torch or isinstance(error, (UserError, MemoryError, DetectorError)):
         return None
-    text = " ".join(str(error).split())
+    text = error_line(error)
     where = place_of_error(module, error)
     return DetectorError(f"detector {detector} ({where}) raised {type(error).__name__}{': ' * bool(text)}{text}")
 
@@ -430,11 +430,23 @@ def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
         return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
         got = written(value) if isinstance(value, str) else value
-        raise UserError(
-            f"detector {name}: {argument} {error}, got {got!r}{number_meant(got, share='(0, 1' in str(error))}"
-        ) from None
+        meant = number_meant(got, share=_takes_shares(known.arguments[argument].check))
+        raise UserError(f"detector {name}: {argument} {error}, got {got!r}{meant}") from None
     except (Exception, SystemExit) as error:  # a plugin's check may raise anything
         raise _broken(name, f"the check of {argument}", error, f", got {value!r}") from None
+
+
+def _takes_shares(check: Check) -> bool:
+    """Whether an argument is a share: a check accepts one half, and nothing above one."""
+    try:
+        check(0.5)
+    except Exception:  # a plugin's check may raise anything
+        return False
+    try:
+        check(1.5)
+    except Exception:
+        return True
+    return False
 
 
 def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
@@ -450,7 +462,7 @@ def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[
 
 def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserError:
     """An error in the code of a detector, which its author must correct."""
-    text = " ".join(str(error).split())
+    text = error_line(error)
     where = display_module(_registry.modules[name])
     return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")
 

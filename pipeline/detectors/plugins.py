@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from pipeline.config.paths import written
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 GROUP = "seenset.detectors"
 """Entry point group of other packages: any name, with the module to import as its value."""
@@ -171,7 +171,7 @@ def _load(plugin: Plugin) -> None:
             _execute(plugin, plugin.source)
     except (Exception, SystemExit) as error:  # an error raised by a user's code is a user error
         _forget(plugin)
-        text = " ".join(str(error).split())
+        text = error_line(error)
         message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"
         raise UserError(f"import: {written(plugin.name)}{_place(plugin, error)}: {message}") from None
     if not any(registry.names_of(plugin) for registry in _registries):

@@ -25,7 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.keys import key_of, masked, without_key
+from pipeline.endpoint.keys import error_without_key, key_of, masked, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -185,8 +185,8 @@ class Endpoint:
         except httpx2.ConnectError as error:
             raise Fault(f"no connection: {without_key(str(error), self.config)}", paid=False) from None
         except httpx2.HTTPError as error:
-            reason = without_key(str(error), self.config) or type(error).__name__  # may quote the answer
-            raise Fault(f"connection broken: {one_line(reason[:MESSAGE])}") from None
+            reason = error_without_key(error, self.config, MESSAGE) or type(error).__name__
+            raise Fault(f"connection broken: {reason}") from None
         except TooLongError as error:
             raise Fault(str(error)) from None
         self._raise_for_status(response)
@@ -366,7 +366,7 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
     try:
         response = get_answer(config.endpoint + "/models", headers(config), min(CHECK_SECONDS, config.timeout))
     except (httpx2.HTTPError, TooLongError, TimeoutError) as error:
-        reason = one_line(without_key(str(error), config)[:MESSAGE]) or type(error).__name__
+        reason = error_without_key(error, config, MESSAGE) or type(error).__name__
         raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
         raise UserError(

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.config.models import EndpointConfig
+from pipeline.errors import one_line
 
 MASK = "***"
 SHORTEST_SECRET = 8
@@ -71,6 +72,11 @@ def without_key(text: str, config: EndpointConfig) -> str:
     """A message of an endpoint with the key, of any length, replaced by ***."""
     key = key_of(config)
     return spellings(key).sub(MASK, text) if key else text
+
+
+def error_without_key(error: Exception, config: EndpointConfig, most: int) -> str:
+    """The message of an error, which may quote an answer, as `error_line` gives it, with the key replaced by ***."""
+    return one_line(without_key(str(error), config)[:most])
 
 
 def _masked(value: Any, pattern: re.Pattern[str]) -> Any:

@@ -27,7 +27,7 @@ from pipeline.corpus.formats.base import ExportSource, kept_numbered, kept_rows
 from pipeline.corpus.formats.columns import write_parquet
 from pipeline.corpus.formats.saved import split_of
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
 from pipeline.export.place import (
     CARD_FILE,
@@ -330,7 +330,7 @@ def _in_one_line() -> Iterator[None]:
     try:
         yield
     except (EOFError, csv.Error, pa.ArrowException) as error:
-        raise UserError(f"an input cannot be exported: {' '.join(str(error).split())}") from None
+        raise UserError(f"an input cannot be exported: {error_line(error)}") from None
 
 
 @dataclass(slots=True)
@@ -463,7 +463,7 @@ def _mixed(shard: Shard, first: int, error: Exception, name: str = "") -> UserEr
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return error_line(error, 200)
 
 
 def check_features(schema: pa.Schema) -> None:

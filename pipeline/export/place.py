@@ -171,22 +171,20 @@ class ExportFolder:
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
         """A file of the export, which gets its name when the block ends without an error."""
-        with _in_words_of_a_folder(), self.store.replaced(name) as file:
+        with self.store.replaced(name) as file:
             yield file
         self.names.append(name)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file of the export."""
-        with _in_words_of_a_folder():
-            self.store.write(name, data)
+        self.store.write(name, data)
         self.names.append(name)
 
     def finish(self) -> None:
         """Mark the export as complete."""
-        with _in_words_of_a_folder():
-            marker = ExportMarker(state="complete", run=self.run, files=sorted(self.names))
-            self.store.write_json(MARKER_FILE, marker.plain())
-            self.store.remove(UNFINISHED_FILE)
+        marker = ExportMarker(state="complete", run=self.run, files=sorted(self.names))
+        self.store.write_json(MARKER_FILE, marker.plain())
+        self.store.remove(UNFINISHED_FILE)
 
 
 def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
@@ -200,20 +198,19 @@ def begin_folder(plan: ExportPlan, names: Sequence[str]) -> ExportFolder:
         UserError: the folder is, contains or is inside an input, or has other files.
     """
     check_outside(plan)
-    with _in_words_of_a_folder():
-        store = Store(plan.out)
-        present = _listed(store)
-        marker = read_record(store, MARKER_FILE, ExportMarker, "export into another folder")
-        _check_ours(plan, present, marker)
-        planned = ExportMarker(state="writing", run=plan.run_digest, files=sorted({*names, CARD_FILE}))
-        # existing files may remain if this command is killed
-        known = planned.model_copy(update={"files": sorted({*planned.files, *(marker.files if marker else [])})})
-        store.write_json(MARKER_FILE, known.plain())
-        store.write(UNFINISHED_FILE, f"{UNFINISHED_NOTE}\n".encode())
-        for name in present:
-            if name not in (MARKER_FILE, UNFINISHED_FILE):
-                store.remove(name)
-        store.write_json(MARKER_FILE, planned.plain())
+    store = Store(plan.out, "output folder")
+    present = _listed(store)
+    marker = read_record(store, MARKER_FILE, ExportMarker, "export into another folder")
+    _check_ours(plan, present, marker)
+    planned = ExportMarker(state="writing", run=plan.run_digest, files=sorted({*names, CARD_FILE}))
+    # existing files may remain if this command is killed
+    known = planned.model_copy(update={"files": sorted({*planned.files, *(marker.files if marker else [])})})
+    store.write_json(MARKER_FILE, known.plain())
+    store.write(UNFINISHED_FILE, f"{UNFINISHED_NOTE}\n".encode())
+    for name in present:
+        if name not in (MARKER_FILE, UNFINISHED_FILE):
+            store.remove(name)
+    store.write_json(MARKER_FILE, planned.plain())
     return ExportFolder(store, plan.run_digest, [])
 
 
@@ -292,13 +289,3 @@ def _nested(inner: tuple[str, ...], outer: tuple[str, ...]) -> bool:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-
-
-@contextlib.contextmanager
-def _in_words_of_a_folder() -> Iterator[None]:
-    """Rephrase errors about a folder for an output folder, because the store names run directories."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (str(error).replace("run directory", "output folder"),)
-        raise

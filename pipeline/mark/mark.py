@@ -29,13 +29,13 @@ import pyarrow.parquet as pq
 from pipeline import __version__
 from pipeline.config.corpus import PLAIN, CorpusConfig, Dialect, SourceConfig
 from pipeline.config.yaml import build
+from pipeline.corpus.csv_records import DelimiterError
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
 from pipeline.corpus.formats.base import RowEdits, TextEdit
 from pipeline.corpus.inputs import InputFile, find_inputs
-from pipeline.corpus.links import TO_FOLLOW
 from pipeline.corpus.shard import Shard, whole_shard
-from pipeline.errors import UserError
+from pipeline.errors import SettingError, UserError, error_line
 from pipeline.export.place import source_place
 from pipeline.mark.commitment import (
     CommittedDocument,
@@ -353,7 +353,7 @@ def _named_damage(shard: Shard) -> Iterator[None]:
     except (EOFError, csv.Error, pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        raise UserError(f"{shard.name} is damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is damaged: {error_line(error)}") from None
 
 
 def _by_rules(request: MarkRequest) -> Drawer:
@@ -497,9 +497,10 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     source = _source_of(request)
     try:
         inputs = find_inputs(CorpusConfig(audit=source))
-    except UserError as error:  # the message refers to a configuration
-        message = str(error).replace("corpus.audit", "INPUT", 1).replace(TO_FOLLOW, "")
-        raise UserError(message.replace("; set delimiter: ", "; give --delimiter ")) from None
+    except SettingError as error:  # without what a configuration could allow
+        raise SettingError("INPUT", error.fault) from None
+    except DelimiterError as error:
+        raise UserError(f"{error.problem}; give --delimiter {error.written}") from None
     fs, path = fsspec.core.url_to_fs(os.path.expanduser(request.input) if "://" not in request.input else request.input)
     folder = path if fs.isdir(path) else posixpath.dirname(path)
     named = []

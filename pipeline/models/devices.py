@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import LostDeviceError, UserError, is_panic
+from pipeline.errors import LostDeviceError, UserError, error_line, is_panic
 
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """Environment variables of a deterministic process, set before CUDA is initialized."""
@@ -138,7 +138,7 @@ def check_lost(error: BaseException) -> None:
     """
     if out_of_memory(error) or not _is_lost(error):
         return
-    reason = (" ".join(str(error).split()) or type(error).__name__)[:_MESSAGE_CHARACTERS]
+    reason = error_line(error, _MESSAGE_CHARACTERS) or type(error).__name__
     raise LostDeviceError(
         f"the device refuses all further work of this process ({reason}); rerun the command: it processes the "
         "documents that were in flight one at a time, and leaves out one that repeats the fault"

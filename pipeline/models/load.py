@@ -431,17 +431,16 @@ def check_adapter_digests(folder: Path) -> None:
     except FileNotFoundError:
         return
     except (ValueError, RecursionError):
-        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not JSON") from None
+        raise DamagedError(f"adapter {folder}", f"is damaged: {RECORD} is not JSON") from None
     if not isinstance(record, dict) or not {"files", DIGEST} & record.keys():
         return
     if not is_sealed(record):
-        raise DamagedError(f"adapter {folder} is damaged: {RECORD} is not what was written")
+        raise DamagedError(f"adapter {folder}", f"is damaged: {RECORD} is not what was written")
     digests = _digests(folder)
     for name, sha256 in record["files"].items():
         if digests.get(name) != sha256:
-            raise DamagedError(
-                f"adapter {folder} is damaged: {name} is {'not what was trained' if name in digests else 'gone'}"
-            )
+            fault = "not what was trained" if name in digests else "gone"
+            raise DamagedError(f"adapter {folder}", f"is damaged: {name} is {fault}")
 
 
 def _digests(folder: Path) -> dict[str, str]:

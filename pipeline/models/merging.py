@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UserError, one_line
+from pipeline.errors import UserError, error_line
 from pipeline.models.copies import is_exact
 from pipeline.models.probe import largest_difference, rounding_of
 
@@ -66,7 +66,7 @@ def merge(adapted: Any, read: Read) -> Any:
     try:
         merged = adapted.merge_and_unload()
     except Exception as error:  # of methods that peft cannot merge
-        raise NotMergedError(f"cannot be merged: {one_line(str(error))[:_REASON_CHARACTERS].rstrip('. ')}") from error
+        raise NotMergedError(f"cannot be merged: {error_line(error, _REASON_CHARACTERS).rstrip('. ')}") from error
     if exact and (moved := _moved(read(merged), expected)) > 0:
         raise NotMergedError(f"moves logits by {moved:.2g} when it is merged")
     return merged

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UserError, one_line, panics_as_errors
+from pipeline.errors import UserError, error_line, panics_as_errors
 from pipeline.models.copies import VOCABULARY, few_layers, has_experts, is_exact
 from pipeline.models.devices import check_lost, out_of_memory, quiet_panics
 from pipeline.models.lengths import length_rule
@@ -96,7 +96,7 @@ def check_causal(lm: LanguageModel, shown: str) -> None:
         check_lost(error)
         if out_of_memory(error):
             raise
-        reason = one_line(str(error))[:200] or type(error).__name__
+        reason = error_line(error, 200) or type(error).__name__
         raise UserError(f"model {shown}: {name} cannot read a text of {LENGTH} tokens: {reason}") from error
     if fault is not None:
         raise UserError(f"model {shown}: {name} {fault}{_explained(lm.model.config)}")

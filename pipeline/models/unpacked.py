@@ -23,7 +23,7 @@ from typing import Any
 import xxhash
 from filelock import FileLock
 
-from pipeline.errors import FullError, UserError, is_full
+from pipeline.errors import FullError, UserError, error_line, is_full
 from pipeline.models.checkpoints import TYPES, Checkpoint
 from pipeline.models.files import known_digest, process_folder
 
@@ -138,7 +138,7 @@ def _writing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _CacheError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise _CacheError(error_line(error) or type(error).__name__) from error
 
 
 def _create(folder: Path, unpack: Callable[[], Opened], reopen: Callable[[Checkpoint], object]) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeline.errors import error_line
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail, agree, stated_tail
 from pipeline.passes.statistics import GIVEN, MODIFIED_ORDERS, RENYI_ORDERS, STATISTICS
@@ -563,7 +564,7 @@ def _refutation(
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # any failure of a compiler, a driver or a cache
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"{type(error).__name__}: {error_line(error, 200)}"
     return ""
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeline.errors import error_line
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail
 from pipeline.passes.forward import HEAD_ELEMENTS, tail_of
@@ -161,7 +162,7 @@ def _mismatch(model: Any) -> str:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an unsupported architecture may raise anything
-        return f"the batched pass fails with {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return f"the batched pass fails with {type(error).__name__}: {error_line(error, 200)}"
     # Autograd's float32 norm of a parameter has a relative error of up to 4e-4 (SmolLM2, one thread), which varies
     # with the number of threads; the batched norm of the same parameter has 1.2e-4.
     relative, floor = (5e-4, 1e-5) if table.dtype == torch.float32 else (0.1, 0.02)

@@ -25,7 +25,7 @@ from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
@@ -178,7 +178,7 @@ def first_selected(store: Store, selection: str, limit: int, texts: bool = True)
                 if not limit:
                     return
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise UserError(f"cannot read {store.url}/{name}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read {store.url}/{name}: {error_line(error)}") from None
 
 
 def _document(row: dict[str, Any]) -> SelectedDocument:

@@ -97,12 +97,13 @@ def rewrite_report(store: Store) -> None:
     try:
         earlier = store.read_json(name)
     except DamagedError as error:
-        raise DamagedError(f"{error}; {remedy}") from None
+        raise error.with_remedy(remedy) from None
     if earlier is None:
         return
     texts = earlier.get("texts") if isinstance(earlier, dict) else None
     if not isinstance(texts, bool):
-        raise DamagedError(f"{store.url}/{name} is damaged: it does not state whether texts are shown; {remedy}")
+        fault = "is damaged: it does not state whether texts are shown"
+        raise DamagedError(f"{store.url}/{name}", fault, remedy)
     write_report(store, texts)
 
 

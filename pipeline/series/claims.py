@@ -38,9 +38,9 @@ def open_ledger(series: SeriesConfig) -> Store:
         UserError: the path cannot be a folder.
     """
     try:
-        return Store(series.ledger)
+        return Store(series.ledger, "folder")
     except UserError as error:
-        raise UserError(f"series.ledger: {str(error).replace('run directory', 'folder')}") from None
+        raise UserError(f"series.ledger: {error}") from None
 
 
 def check_ledger(config: AuditConfig) -> Schedule | None:

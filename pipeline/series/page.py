@@ -58,10 +58,7 @@ def check_page_place(page: str, ledger: str) -> PagePlace:
     if place.url == inside or place.url.startswith(f"{inside}/"):
         raise UserError(f"--page {page} is in the ledger, which holds its entries alone: give another folder")
     if not is_file:
-        try:
-            place = open_output(folder, SERIES_FILE)
-        except UserError as error:
-            raise UserError(str(error).replace("--output", "--page")) from None
+        place = open_output(folder, SERIES_FILE, "--page")
     return PagePlace(place, name, not is_file)
 
 

@@ -243,9 +243,9 @@ def read_series(ledger: str) -> SeriesSummary:
         IncompleteError: the store of the ledger does not answer.
     """
     try:
-        store = Store(ledger)
+        store = Store(ledger, "folder")
     except UserError as error:
-        raise UserError(f"no ledger at {ledger}: {str(error).replace('run directory', 'folder')}") from None
+        raise UserError(f"no ledger at {ledger}: {error}") from None
     schedule = read_schedule(store)
     if schedule is None:
         raise UserError(f"{store.url} holds no ledger: series.ledger of a scan's configuration names its folder")

@@ -27,7 +27,7 @@ from pipeline.detectors.base import Detector, Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device, check_device, compute_as
 from pipeline.models.load import count_parameters
@@ -278,7 +278,7 @@ class SharedEndpoint:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+            raise UserError(f"{type(error).__name__}: {error_line(error)}") from error
 
     def close(self) -> None:
         """Cancel requests in flight, whose cost is recorded, and close the client."""

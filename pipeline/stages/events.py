@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
-from pipeline.errors import UserError, instead_of_exit
+from pipeline.errors import UserError, error_line, instead_of_exit
 from pipeline.store.receipts import Receipt
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -140,7 +140,7 @@ def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:
     """The failure event of an exception."""
     error = instead_of_exit(raised)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return Failure(shard.id, f"{kind}{' '.join(str(error).split())}")
+    return Failure(shard.id, f"{kind}{error_line(error)}")
 
 
 class ScoredText(NamedTuple):

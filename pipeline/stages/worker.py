@@ -14,7 +14,7 @@ import torch
 
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
-from pipeline.errors import LostDeviceError, UserError, panics_as_errors
+from pipeline.errors import LostDeviceError, UserError, error_line, panics_as_errors
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.events import FAULTS, kind_of_message
@@ -341,7 +341,7 @@ def refusal_of(error: BaseException) -> tuple[str, str]:
     """Reason and message of a document whose processing raised an error."""
     if isinstance(error, SystemExit):
         return "model_error", f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
-    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS] or type(error).__name__
+    message = error_line(error, _MESSAGE_CHARACTERS) or type(error).__name__
     return "out_of_memory" if out_of_memory(error) else "model_error", message
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.misplaced import instead_of_run
-from pipeline.errors import DamagedError, FullError, UserError, is_full, not_opened, write_error
+from pipeline.errors import DamagedError, FullError, UserError, error_line, is_full, not_opened, write_error
 
 SIDE_BY_SIDE = 16
 """Concurrent requests to an object store."""
@@ -82,24 +82,29 @@ class HashedFile(io.BufferedWriter):
 class Store:
     """One run directory. It is cheap to construct, so every process constructs its own from the URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, noun: str = "run directory") -> None:
         """Open the directory at a local path or fsspec URL; it need not exist yet.
+
+        Args:
+            url: the path or URL.
+            noun: what the directory is, for messages.
 
         Raises:
             UserError: the file system of the URL is unknown or its package is not installed, or a path leads to a file.
         """
-        _check_address(url)
+        self.noun = noun
+        _check_address(url, noun)
         try:
             protocol = url.split("://")[0] if "://" in url else ""
             self.fs, root = fsspec.core.url_to_fs(
                 url if protocol else os.path.expanduser(url), **_OPTIONS.get(protocol, {})
             )
         except (ImportError, ValueError, OSError) as error:
-            raise UserError(f"cannot open run directory {url}: {not_opened(error)}") from None
+            raise UserError(f"cannot open {noun} {url}: {not_opened(error)}") from None
         self.root = root.rstrip("/")
         self.local = isinstance(self.fs, fsspec.implementations.local.LocalFileSystem)
         if self.local:
-            _check_local_folder(self.root)
+            _check_local_folder(self.root, noun)
             self.root = real_address(self.root)
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self.check: Callable[[], None] = lambda: None
@@ -113,7 +118,7 @@ class Store:
         return checked
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url,)
+        return Store, (self.url, self.noun)
 
     def path(self, name: str) -> str:
         """The full path of a name in the directory."""
@@ -315,7 +320,7 @@ class Store:
                         os.unlink(path)
                     raise
         except OSError as error:
-            raise write_error(error, f"run directory {self.url}") from None
+            raise write_error(error, f"{self.noun} {self.url}") from None
 
     def read_grown(self, name: str) -> bytes:
         """All data appended under a name, in order; empty if there are none."""
@@ -369,7 +374,7 @@ class Store:
         try:
             return None if data is None else json.loads(data)
         except (ValueError, RecursionError):
-            raise DamagedError(f"{self.url}/{name} is damaged: not JSON") from None
+            raise DamagedError(f"{self.url}/{name}", "is damaged: not JSON") from None
 
     def write_json(self, name: str, value: Any) -> str:
         """Write a value atomically as readable JSON and return the hexadecimal SHA-256 of the file."""
@@ -387,7 +392,7 @@ class Store:
             wanted = list(columns) if columns is not None else None
             return pq.read_table(io.BytesIO(self.read(name)), columns=wanted, page_checksum_verification=True)
         except (FileNotFoundError, pa.ArrowInvalid, OSError) as error:
-            raise UserError(f"cannot read {self.url}/{name}: {' '.join(str(error).split())}") from None
+            raise UserError(f"cannot read {self.url}/{name}: {error_line(error)}") from None
 
     def write_table(self, name: str, table: pa.Table) -> str:
         """Write a Parquet file with a checksum of every page, atomically; the same table gives the same bytes.
@@ -417,7 +422,7 @@ class Store:
         except OSError as error:
             if error.errno is None and not is_full(error):  # raised by a read in the block
                 raise
-            raise write_error(error, f"run directory {self.url}") from None
+            raise write_error(error, f"{self.noun} {self.url}") from None
         finally:
             with contextlib.suppress(OSError):  # already renamed
                 os.unlink(temporary)
@@ -474,22 +479,23 @@ def _sync_folder(path: str) -> None:
             os.close(folder)
 
 
-def _check_address(url: str) -> None:
-    """Check the name of a run directory.
+def _check_address(url: str, noun: str) -> None:
+    """Check the name of a directory.
 
     Raises:
         UserError: it is empty, has a control character or is not valid Unicode text.
     """
+    one = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
     if not url.rstrip("/").rpartition("/")[2].strip():
-        raise UserError(f"a run directory needs a name, got {url!r}")
+        raise UserError(f"{one} needs a name, got {url!r}")
     if any(ord(character) < 32 or 127 <= ord(character) < 160 for character in url):
-        raise UserError(f"a run directory's name may hold no line break or other control character, got {url!r}")
+        raise UserError(f"{one}'s name may hold no line break or other control character, got {url!r}")
     try:
         url.encode()
     except UnicodeEncodeError:
-        raise UserError(f"a run directory's name must be valid Unicode text, got {url!a}") from None
+        raise UserError(f"{one}'s name must be valid Unicode text, got {url!a}") from None
     if "://" in url and not url.partition("://")[0]:
-        raise UserError(f"a run directory is a local path or an address such as s3://bucket/run, got {url!r}")
+        raise UserError(f"{one} is a local path or an address such as s3://bucket/run, got {url!r}")
 
 
 def real_address(url: str) -> str:
@@ -497,25 +503,25 @@ def real_address(url: str) -> str:
     return url if "://" in url else os.path.realpath(os.path.expanduser(url))
 
 
-def _check_local_folder(path: str) -> None:
+def _check_local_folder(path: str, noun: str) -> None:
     """Check that a local path is a folder or can be created as one.
 
     Raises:
         UserError: it leads to or through a file or a broken link, or is too long.
     """
     if len(os.fsencode(path)) > LONGEST_PATH - ROOM:
-        raise UserError(f"run directory {path[:50]}... has {len(os.fsencode(path)):,} bytes, more than a path may have")
+        raise UserError(f"{noun} {path[:50]}... has {len(os.fsencode(path)):,} bytes, more than a path may have")
     for name in path.split("/"):
         if len(os.fsencode(name)) > LONGEST_NAME:
-            raise UserError(f"run directory {path[:50]}...: a part has {len(os.fsencode(name)):,} bytes")
+            raise UserError(f"{noun} {path[:50]}...: a part has {len(os.fsencode(name)):,} bytes")
     place = path
     while not os.path.lexists(place) and os.path.dirname(place) != place:
         place = os.path.dirname(place)
     if not os.path.exists(place):
-        raise UserError(f"run directory {path}: {place} is a link to nothing")
+        raise UserError(f"{noun} {path}: {place} is a link to nothing")
     if not os.path.isdir(place):
         instead = instead_of_run(place) if place == path else None
-        raise UserError(f"run directory {path}: {place} is a file, not a folder{f'; {instead}' if instead else ''}")
+        raise UserError(f"{noun} {path}: {place} is a file, not a folder{f'; {instead}' if instead else ''}")
 
 
 @contextlib.contextmanager

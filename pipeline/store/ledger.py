@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pipeline.config.paths import irregular_kind
-from pipeline.errors import IncompleteError, UserError, is_of_storage, one_line
+from pipeline.errors import IncompleteError, NotWrittenError, UserError, is_of_storage, one_line
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import is_sealed, sealed
 
@@ -131,13 +131,9 @@ def _created(store: Store, name: str, data: bytes) -> bool:
     def create() -> bool:
         try:
             return store.create(name, data, last_may_win=False) or store.read(name) == data
-        except UserError as error:
-            problem = str(error)
-            if not problem.startswith(start := f"cannot write to run directory {store.url}: "):
-                raise
+        except NotWrittenError as error:
             raise UserError(
-                f"ledger {store.url} cannot be written to: {problem.removeprefix(start)}: grant write access "
-                "and rerun the command"
+                f"ledger {store.url} cannot be written to: {error.reason}: grant write access and rerun the command"
             ) from None
 
     return _patiently(store, create)

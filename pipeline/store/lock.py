@@ -339,7 +339,7 @@ def _acquire(flock: FileLock, store: Store) -> bool:
     except Timeout:
         return False
     except OSError as error:
-        raise write_error(error, f"run directory {store.url}") from None
+        raise write_error(error, f"{store.noun} {store.url}") from None
     return True
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import DamagedError, UserError
+from pipeline.errors import DamagedError, UserError, VersionError, error_line
 from pipeline.store.files import Store, to_json
 
 _log = logging.getLogger(__name__)
@@ -99,26 +99,26 @@ class Receipt:
 
         Raises:
             DamagedError: a value differs from the written one.
-            UserError: a version without digests wrote it.
+            VersionError: a version without digests wrote it.
         """
         if not isinstance(value, dict):
-            raise DamagedError(f"{where} is damaged: no mapping of keys to values; {REMADE}")
+            raise DamagedError(where, "is damaged: no mapping of keys to values", REMADE)
         if DIGEST not in value and "files" not in value:
             fingerprint = value.get("fingerprint")
             writer = fingerprint.get("code") if isinstance(fingerprint, dict) else None
-            raise UserError(
-                f"{where} was written by seenset {writer or 'of an unknown version'}, which kept no digests of files: "
-                "start a new run directory with seenset run, or use that version"
+            fault = f"was written by seenset {writer or 'of an unknown version'}, which kept no digests of files"
+            raise VersionError(
+                where, fault, "start a new run directory with seenset run, or use that version", mark=": "
             )
         if not is_sealed(value):
-            raise DamagedError(f"{where} is damaged: its digest is not the one that was written; {REMADE}")
+            raise DamagedError(where, "is damaged: its digest is not the one that was written", REMADE)
         kept = {key: value[key] for key in value if key in _KEYS}
         try:
             files = {name: FileRecord(**record) for name, record in value["files"].items()}
             notes = {name: (int(count), int(first)) for name, (count, first) in value.get("notes", {}).items()}
             return cls(**{**kept, "files": files, "earlier": tuple(value.get("earlier", ())), "notes": notes})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{where} was written by another version of seenset: {error}") from None
+            raise VersionError(where, f"was written by another version of seenset: {error}") from None
 
 
 _KEYS = frozenset(entry.name for entry in fields(Receipt))  # other keys indicate another version
@@ -166,7 +166,7 @@ def read_receipt(store: Store, stage: str, shard: str) -> Receipt | None:
 
     Raises:
         DamagedError: it is damaged.
-        UserError: a version without digests wrote it.
+        VersionError: a version without digests wrote it.
     """
     data = store.find(receipt_name(stage, shard))
     return None if data is None else _parsed(store, stage, shard, data)
@@ -177,10 +177,10 @@ def _parsed(store: Store, stage: str, shard: str, data: bytes) -> Receipt:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise DamagedError(f"{where} is damaged: not JSON; {REMADE}") from None
+        raise DamagedError(where, "is damaged: not JSON", REMADE) from None
     receipt = Receipt.from_dict(value, where)
     if receipt.shard != shard:
-        raise DamagedError(f"{where} is damaged: it is the receipt of shard {receipt.shard}; {REMADE}")
+        raise DamagedError(where, f"is damaged: it is the receipt of shard {receipt.shard}", REMADE)
     return receipt
 
 
@@ -188,7 +188,7 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
     """All receipts of a stage; a damaged receipt is removed, and its shard is processed again.
 
     Raises:
-        UserError: a version without digests wrote one.
+        VersionError: a version without digests wrote one.
     """
     for shard, data in _contents_of_receipts(store, stage):
         try:
@@ -200,7 +200,7 @@ def intact_receipts(store: Store, stage: str) -> Iterator[Receipt]:
 
 def made_again(error: DamagedError) -> str:
     """The error as a message of the run that writes the file again."""
-    return f"{str(error).removesuffix(f'; {REMADE}')}; its shard is processed again"
+    return f"{error.problem}; its shard is processed again"
 
 
 def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
@@ -208,7 +208,7 @@ def read_receipts(store: Store, stage: str) -> Iterator[Receipt]:
 
     Raises:
         DamagedError: a receipt is damaged.
-        UserError: a version without digests wrote one.
+        VersionError: a version without digests wrote one.
     """
     for shard, data in _contents_of_receipts(store, stage):
         yield _parsed(store, stage, shard, data)
@@ -321,9 +321,9 @@ def read_filed(
         data = check_filed(store, name, record)
         table = _table_of(data, columns)
     except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"cannot read {where}: {' '.join(str(error).split())}") from None
+        raise UserError(f"cannot read {where}: {error_line(error)}") from None
     if len(table) != record.rows:
-        raise DamagedError(f"{where} is damaged: {len(table)} rows, {record.rows} were filed; {REMADE}")
+        raise DamagedError(where, f"is damaged: {len(table)} rows, {record.rows} were filed", REMADE)
     return table
 
 
@@ -354,9 +354,9 @@ def check_filed(store: Store, name: str, record: FileRecord) -> bytes:
         state = (where, record.sha256, os.stat(store.path(name)).st_mtime_ns if store.local else None)
         data = store.read_fixed(name)
     except FileNotFoundError:
-        raise DamagedError(f"{where} is missing; {REMADE}") from None
+        raise DamagedError(where, "is missing", REMADE) from None
     if state not in _checked:
         if hashlib.sha256(data).hexdigest() != record.sha256:
-            raise DamagedError(f"{where} is damaged: its content is not what was filed; {REMADE}")
+            raise DamagedError(where, "is damaged: its content is not what was filed", REMADE)
         _checked.add(state)
     return data

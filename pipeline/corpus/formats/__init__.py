@@ -19,7 +19,7 @@ from pipeline.corpus.files import Extent
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import COMPRESSIONS, compression_of
-from pipeline.errors import UserError, nearest
+from pipeline.errors import SettingError, UserError, error_line, nearest
 
 
 def _formats() -> Iterator[Format]:
@@ -154,21 +154,19 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
     present = {form.name: form for form in formats}
     if (source.companions or source.tokens) and not all(form.lists for form in present.values()):
         lists = ", ".join(name for name, form in FORMATS.items() if form.lists)
-        raise UserError(
-            f"{key}.{'tokens' if source.tokens else 'versions'}: a column of lists is read of {lists}, and these are "
-            f"{', '.join(sorted(present))}"
-        )
+        fault = f": a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"
+        raise SettingError(key, f".{'tokens' if source.tokens else 'versions'}{fault}")
     if source.scores and (whole := [name for name, form in present.items() if form.unit in ("file", "sample")]):
-        raise UserError(f"{key}.scores are columns of a table, and {', '.join(whole)} files have none")
+        raise SettingError(key, f".scores are columns of a table, and {', '.join(whole)} files have none")
     if source.window and (whole := [name for name, form in present.items() if form.unit == "file"]):
-        raise UserError(f"{key}.versions: the rows of a file are permuted, and {', '.join(whole)} files hold one text")
+        fault = f".versions: the rows of a file are permuted, and {', '.join(whole)} files hold one text"
+        raise SettingError(key, fault)
     for name, files in _APPLY.items():
         if getattr(source, name) != getattr(PLAIN, name) and not any(
             name in form.settings for form in present.values()
         ):
-            raise UserError(
-                f"{key}: {name} applies to {files}, and these are {', '.join(sorted(present))}; leave it out"
-            )
+            fault = f": {name} applies to {files}, and these are {', '.join(sorted(present))}; leave it out"
+            raise SettingError(key, fault)
 
 
 @lru_cache(maxsize=1024)
@@ -184,4 +182,4 @@ def extent_of(entry: InputFile) -> Extent:
     try:
         return estimate(entry)
     except (OSError, EOFError, pa.ArrowException, csv.Error) as error:
-        raise UserError(f"{entry.name} is damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"{entry.name} is damaged: {error_line(error)}") from None

@@ -22,7 +22,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows, top_columns
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 BATCH_BYTES = 1 << 30
 """Maximum bytes of a record batch in memory: a compressed or remote batch is held as a whole."""
@@ -227,7 +227,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
                 raise EOFError("it ends without the mark of its end")
         check_schema(schema, source, entry.name)
     except (OSError, EOFError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{entry.name} is not a readable Arrow file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{entry.name} is not a readable Arrow file: {error_line(error)}") from None
     return replace(entry, rows=extent.rows if extent.exact else None)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.config.corpus import PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.csv_records import (
     BadRecord,
+    DelimiterError,
     count_ends,
     count_records,
     csv_columns,
@@ -37,7 +38,7 @@ from pipeline.corpus.formats.jsonl import line_ends
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import compression_of
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 _LINE_END = re.compile("\r\n|\r|\n")
 _FIRST_LINE = re.compile("[^\r\n]*(\r\n|\r|\n)?")
@@ -53,7 +54,7 @@ def _columns(shard: Shard) -> list[str]:
         with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
             return csv_columns(file, shard.limits.document_bytes, shard.dialect)
     except (ValueError, OSError, EOFError, csv.Error) as error:
-        raise UserError(f"{shard.name} is not a readable CSV file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is not a readable CSV file: {error_line(error)}") from None
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
@@ -62,10 +63,8 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
         delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):
-            raise UserError(
-                f"no column {missing[0]!r} in {entry.name}, whose single column is {columns[0]!r}; set delimiter: "
-                f"{json.dumps(delimiter)}"
-            )
+            problem = f"no column {missing[0]!r} in {entry.name}, whose single column is {columns[0]!r}"
+            raise DelimiterError(problem, json.dumps(delimiter))
     base.check_columns(source, entry.name, columns)
     return entry
 

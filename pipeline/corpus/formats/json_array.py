@@ -18,7 +18,7 @@ from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, e
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import compression_of
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 _PIECE = 1 << 20
 _FIRST = 100  # elements from which column names are read
@@ -110,7 +110,7 @@ def _first_rows(shard: Shard) -> list[dict[str, Any]]:
     try:
         first = [element for _, element in itertools.islice(_elements(shard), _FIRST)]
     except (OSError, EOFError) as error:
-        raise UserError(f"{shard.name} is not a readable JSON array: {' '.join(str(error).split())}") from None
+        raise UserError(f"{shard.name} is not a readable JSON array: {error_line(error)}") from None
     rows = [parsed_line(element, shard) for element in first]
     objects = [row for row in rows if isinstance(row, dict)]
     if not objects and first:

@@ -25,7 +25,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import compression_of
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 _HEAD = 1 << 30  # bytes that must contain the first row
 _FIRST, _FIRST_BYTES = 100, 1 << 22  # lines from which column names are read, and bytes after which they suffice
@@ -73,13 +73,13 @@ def _first_objects(shard: Shard) -> list[dict[str, Any]]:
                     try:
                         value = json.loads(line.removeprefix(_MARK).decode(dialect.encoding, dialect.errors))
                     except (ValueError, RecursionError) as error:
-                        problem = problem or f" is not a readable JSONL file: {' '.join(str(error).split())}"
+                        problem = problem or f" is not a readable JSONL file: {error_line(error)}"
                         continue
                     if isinstance(value, dict):
                         rows.append(value)
                     problem = problem or " is not JSONL: its first line is no object with named fields"
     except (OSError, EOFError) as error:
-        raise UserError(f"{name} is not a readable JSONL file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not a readable JSONL file: {error_line(error)}") from None
     if not rows:
         raise UserError(f"{name}{problem or ' is not JSONL: its first line is no object with named fields'}")
     return rows

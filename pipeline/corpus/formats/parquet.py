@@ -26,7 +26,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables, table_rows, write_parquet
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 _ROWS = 1024  # maximum number decoded together
 _PACKING = 12  # maximum compression ratio of texts
@@ -202,7 +202,7 @@ def open_footer(path: str, name: str, tail: bytes) -> pq.ParquetFile:
         with fsspec.open(path, "rb") as file:
             return _opened(file)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name} is not a readable Parquet file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not a readable Parquet file: {error_line(error)}") from None
 
 
 def _opened(source: Any, **options: Any) -> pq.ParquetFile:
@@ -272,7 +272,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     try:
         check_chunks(metadata, source.columns, entry.size or sys.maxsize)  # 0: the server does not report it
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name} is damaged: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is damaged: {error_line(error)}") from None
     rows = _rows_of_footer(metadata, source.columns, name)
     fs, place = fsspec.core.url_to_fs(entry.path)
     if is_local(fs):  # of a remote file it would take a request

@@ -24,7 +24,7 @@ from pipeline.corpus.formats.columns import (
     write_parquet,
 )
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, error_line, nearest
 
 HUB_SPLIT = "train"
 """Default split of a dataset on the hub."""
@@ -61,7 +61,7 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
     try:
         dataset = datasets.load_from_disk(path)
     except (OSError, ValueError, pa.ArrowException, FileNotFoundError) as error:
-        raise UserError(f"{name} is not a readable saved dataset: {' '.join(str(error).split())}") from None
+        raise UserError(f"{name} is not a readable saved dataset: {error_line(error)}") from None
     if isinstance(dataset, datasets.DatasetDict):
         if split is None and len(dataset) > 1:
             rows = ", ".join(f"{key} ({part.num_rows} rows)" for key, part in dataset.items())
@@ -108,7 +108,7 @@ def _parts(split: str, lengths: Mapping[str, int], name: str) -> list[tuple[str,
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute(dict(lengths))
     except (ValueError, AssertionError) as error:
-        raise UserError(f"split {split!r} of {name}: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"split {split!r} of {name}: {error_line(error, 300)}") from None
     return [(part.splitname, part.from_, max(part.from_, part.to)) for part in parts]
 
 
@@ -139,7 +139,7 @@ def hub_dataset_info(name: str, subset: str | None, split: str, revision: str | 
         if not info.splits or not info.features:
             return HubInfo(dataset.features.arrow_schema, dataset.num_rows, int(dataset.dataset_size or 0), version)
     except Exception as error:  # the library raises a dozen types, all for a name or a connection
-        raise UserError(f"cannot open dataset {name}: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"cannot open dataset {name}: {error_line(error, 300)}") from None
     lengths = {key: int(one.num_examples) for key, one in info.splits.items()}
     parts = _parts(split, lengths, f"dataset {name}")
     shares = [(stop - start) / max(1, lengths[key]) for key, start, stop in parts]

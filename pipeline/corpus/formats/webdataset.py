@@ -22,7 +22,7 @@ from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
 from pipeline.corpus.pictures import Problem
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError
+from pipeline.errors import UserError, error_line
 
 KEY = "__key__"
 """Column of the sample name."""
@@ -206,7 +206,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
             if columns.keys() >= set(source.columns):
                 break
     except OSError as error:
-        raise UserError(f"{entry.name} is not a readable .tar file: {' '.join(str(error).split())}") from None
+        raise UserError(f"{entry.name} is not a readable .tar file: {error_line(error)}") from None
     if not columns:
         raise UserError(f"{entry.name} holds no files")
     names = columns_of([columns], source.columns)

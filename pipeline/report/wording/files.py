@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.errors import error_line
+
 NEW_RUN = "start a new run directory"
 PUT_BACK = f"put it back, or {NEW_RUN}"
 """Remedy for a file that cannot be made again."""
@@ -17,6 +19,9 @@ MANIFEST_WRITTEN_AGAIN = (
     "scored"
 )
 LINE_LEFT_OUT = "the line is left out: the run may have had more requests than its history lists"
+NOT_OF_ANSWER = "is damaged, or not the one of this answer (seenset evaluate with other settings writes it too)"
+"""The fault of a manifest with which the answer of its run was not made."""
+
 UNKNOWN_VERSION = "of an unknown version"
 """Version of the program that wrote a file."""
 
@@ -55,14 +60,9 @@ def checked_after(file: str) -> str:
     return f"remove {file} and run again"
 
 
-def not_as_written(place: str, missing: bool = False) -> str:
-    """States that a file is missing, or is not the one that was written."""
-    return f"{place} is missing" if missing else f"{place} is damaged: its content is not what was written"
-
-
-def not_of_answer(place: str) -> str:
-    """States that the manifest of a run is not the one with which its answer was made."""
-    return f"{place} is damaged, or not the one of this answer (seenset evaluate with other settings writes it too)"
+def not_as_written(missing: bool = False) -> str:
+    """The fault of a file that is missing, or is not the one that was written."""
+    return "is missing" if missing else "is damaged: its content is not what was written"
 
 
 def differs(key: str, was: object, now: object, there: bool = False) -> str:
@@ -86,9 +86,9 @@ def extent(limit: int | None) -> str:
     return f"a sample (--limit {limit})" if limit else "the whole corpus"
 
 
-def counts_nothing(problem: object) -> str:
+def counts_nothing(error: Exception) -> str:
     """Why an earlier run is not counted."""
-    return f"against: a run is not counted: {' '.join(str(problem).split())}"
+    return f"against: a run is not counted: {error_line(error)}"
 
 
 def already_audited_note(count: int, against: str | None, others: bool) -> str:
@@ -142,4 +142,4 @@ def top_documents(count: int, total: int) -> str:
 
 def no_top_documents(error: Exception) -> str:
     """Why there are no token attributions."""
-    return f"no token attributions: {' '.join(str(error).split()) or type(error).__name__}"
+    return f"no token attributions: {error_line(error) or type(error).__name__}"

@@ -15,7 +15,7 @@ from typing import get_args
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, display_module
-from pipeline.errors import UserError, nearest
+from pipeline.errors import UserError, error_line, nearest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.guarantees import Guarantee, GuaranteeKind
@@ -100,7 +100,7 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
             try:
                 result = function(given.counts, given.alpha)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
-                text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                text = f"{type(error).__name__}: {error_line(error)}"
                 raise UserError(f"procedure {name} ({display_module(module)}) raised {text}") from None
             if not isinstance(result, Decision):
                 raise UserError(
