@@ -102,10 +102,10 @@ def load_yaml(text: str) -> Any:
         raise NotYamlError(error_line(error)) from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "on ").split())
-        remedy = next((what for part, what in _REMEDIES.items() if re.search(part, reason)), None)
-        raise NotYamlError(reason, remedy) from None
+        raise NotYamlError(reason, next((v for k, v in _REMEDIES.items() if re.search(k, reason)), None)) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
-        raise NotYamlError(f"a value cannot be read: {' '.join(str(error).partition('; use sys.')[0].split())}") from None
+        reason = " ".join(str(error).partition("; use sys.")[0].split())
+        raise NotYamlError(f"a value cannot be read: {reason}") from None
 
 
 class _Loader(yaml.SafeLoader):
