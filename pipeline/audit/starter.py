@@ -180,7 +180,7 @@ def data_of(folder: str) -> FolderData:
             unread = f"; {what}"
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
-            f"{suffixes_of(pictures=False)} (.jsonl and .csv also with .gz or .zst), for pictures and for saved "
+            f"{suffixes_of(pictures=False)}, for pictures and for saved "
             f"datasets{unread}"
         )
     return data

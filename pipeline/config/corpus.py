@@ -293,8 +293,9 @@ class SourceConfig(Section):
             raise ValueError("needs exactly one of 'path' and 'dataset'")
         if self.dataset is not None and self.dialect != PLAIN:
             raise ValueError("encoding, delimiter and quoting apply to files, not to a dataset on the hub")
-        if self.revision is not None and self.dataset is None:
-            raise ValueError("revision goes with dataset, the name of a dataset on the hub")
+        for name in ("revision", "subset"):
+            if getattr(self, name) is not None and self.dataset is None:
+                raise ValueError(f"{name} goes with dataset, the name of a dataset on the hub")
         if self.dataset is not None and self.follow_links:
             raise ValueError("follow_links applies to folders, not to a dataset on the hub")
         if self.image is None and self.caption is not None:

@@ -336,7 +336,7 @@ class _RecordLines:
             quotes.feed(line)
         if quotes.wrong:
             where = f"line {quotes.wrong:,}: text follows the closing quote of a field"
-            return BadRecord(f"{where} (quotes within a quoted field are doubled)")
+            return BadRecord(f"{where} (quotes in a quoted field are doubled; quoting: none reads all quotes as text)")
         fields = split_record("".join(self.record), self.dialect)
         if self.dialect.quoting == "none" or not fields:
             raise error

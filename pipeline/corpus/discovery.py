@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
 from pipeline.config.misplaced import instead_of_documents
 from pipeline.corpus.files import detected, single_column_note
-from pipeline.corpus.formats import content_format, first_rows, format_of, retired_suffix
+from pipeline.corpus.formats import REMEDIES, content_format, first_rows, format_of, retired_suffix
 from pipeline.corpus.formats.base import Format
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
@@ -62,20 +62,6 @@ _BESIDE_TABLES = (
     "text files beside tables, which may describe them; to audit them, move them into a folder, or join them"
 )
 
-
-def _remedies() -> Iterator[tuple[str, str]]:
-    kinds = {
-        "save as .txt": "docx doc odt rtf pages epub pdf htm html xhtml pptx ppt odp eml msg tex wpd",
-        "save as .csv": "xlsx xls xlsm ods numbers",
-        "rename to .txt": "md markdown rst text log asc",
-        "export as .jsonl or .csv": "avro orc db sqlite sqlite3 duckdb sql xml mbox pkl pickle h5 hdf5 lmdb rds dta",
-        "unpack it": "zip 7z rar gz zst bz2 xz tgz tbz txz lz4 lzma",
-    }
-    yield from ((f".{suffix}", remedy) for remedy, suffixes in kinds.items() for suffix in suffixes.split())
-
-
-_REMEDIES = dict(_remedies())
-"""Suffix of files that may hold documents -> what makes Seenset read them."""
 
 ROLE_WORDS: dict[Role, str] = {
     "unseen": (
@@ -395,7 +381,7 @@ def _why_not_read(name: str) -> str:
         return "a model"
     if line := retired_suffix(name):
         return line
-    return f"not read; {_REMEDIES[suffix]}" if suffix in _REMEDIES else "not read: no format of documents"
+    return f"not read; {REMEDIES[suffix]}" if suffix in REMEDIES else "not read: no format of documents"
 
 
 def _below(folder: str, path: str, depth: int, left: list[tuple[str, str]]) -> Iterator[tuple[str, Format]]:

@@ -387,8 +387,8 @@ def problem_of(text: Any) -> Unreadable | None:
         return Unreadable("not_text", "no text in this row")
     if not isinstance(text, str):
         return Unreadable("not_text", f"{type(text).__name__}, not text")
-    if not text.strip():
-        return Unreadable("empty", "nothing but white space")
+    if not (text.replace("\0", " ") if "\0" in text else text).strip():
+        return Unreadable("empty", "nothing but white space" if "\0" not in text else "nothing but null characters")
     try:
         text.isascii() or text.encode("utf-8")
     except UnicodeEncodeError as error:

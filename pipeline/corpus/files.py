@@ -201,7 +201,7 @@ def _encoding_of(data: bytes) -> str | None:
     """
     if (marked := mark_of(data)) is not None:
         return marked[0]
-    if (wide := _wide_encoding(data)) is not None:
+    if (wide := wide_encoding(data)) is not None:
         return wide
     lines = [line for line in data.splitlines() if not line.isascii()]
     if 2 * sum(_decodes(line, "utf-8") for line in lines) >= len(lines):
@@ -272,15 +272,20 @@ def head_of(path: str) -> bytes:
 
 
 def columns_in_dialect(
-    columns_of: Callable[[Shard], list[str]], entry: InputFile, source: SourceConfig, limits: LimitsConfig
+    columns_of: Callable[[Shard], list[str]],
+    entry: InputFile,
+    source: SourceConfig,
+    limits: LimitsConfig,
+    wide: bool,
 ) -> list[str]:
-    """The columns of a JSONL or CSV file.
+    """The columns of a JSON or CSV file.
 
     Args:
         columns_of: reads the columns in the dialect of a shard.
         entry: the file.
         source: source whose columns are required.
         limits: limits of reading.
+        wide: whether files of the format may be in UTF-16 and UTF-32.
 
     Raises:
         UserError: as `columns_of`, or a column is missing that exists in another encoding.
@@ -290,7 +295,8 @@ def columns_in_dialect(
         columns = columns_of(whole_shard(entry, source, limits=limits))
     except UserError as error:
         if encoding := suggested_encoding(path, dialect):
-            remedy = "convert it to UTF-8" if Dialect(encoding).is_wide else f"set encoding: {encoding}"
+            convert = Dialect(encoding).is_wide and not wide
+            remedy = "convert it to UTF-8" if convert else f"set encoding: {encoding}"
             raise UserError(f"{error}; it is not {dialect.label}: {remedy}") from None
         raise
     missing = next((column for column in source.columns if column not in columns), None)
@@ -319,7 +325,7 @@ def _fields(text: str, delimiter: str) -> int:
     return counts[0] if len(set(counts)) == 1 else 0
 
 
-def _wide_encoding(data: bytes) -> str | None:
+def wide_encoding(data: bytes) -> str | None:
     """UTF-16 or UTF-32 without a byte order mark, if part of the text is in Latin script."""
     quarter = len(data) // 4
     if not quarter:

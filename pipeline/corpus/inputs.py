@@ -38,6 +38,8 @@ from pipeline.corpus.formats import (
     extent_of,
     format_named,
     format_of,
+    remedy_by_content,
+    remedy_of,
     retired_suffix,
     suffixes_of,
 )
@@ -47,7 +49,6 @@ from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
 from pipeline.corpus.links import check_links, files_behind, is_special, linked_folders
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
-from pipeline.corpus.unpacking import OTHERS
 from pipeline.errors import SettingError, UserError, error_line, nearest, not_opened
 
 _EDGE = 1 << 16
@@ -332,9 +333,9 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     if line := retired_suffix(path):
         raise SettingError(role.key, f": {name}: {line}")
     if form is None:
-        unpack = next((command for end, command in OTHERS.items() if path.lower().endswith(end)), "")
-        hint = f"; unpack it: {unpack.format(os.path.basename(path))}" if unpack else ""
-        raise SettingError(role.key, f": {name} is none of {suffixes_of(pictures)} (or these with .gz or .zst){hint}")
+        remedy = remedy_of(path)
+        hint = f"; {remedy}" if remedy else ""
+        raise SettingError(role.key, f": {name} is none of {suffixes_of(pictures)}{hint}")
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
     stamp = digest_of(mark) if mark else ""
@@ -352,7 +353,13 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     entry = InputFile(role.name, name, path, form.name, size, None, content, stamp=stamp, dialect=dialect)
     if size == 0 and form.estimate is not None:
         return replace(entry, rows=0)
-    return form.inspect(entry, role.source, role.limits, tail)
+    try:
+        return form.inspect(entry, role.source, role.limits, tail)
+    except UserError:
+        known = None if form.only_pictures else remedy_by_content(path, head)
+        if known is None:
+            raise
+        raise SettingError(role.key, f": {name}: {known}") from None
 
 
 def _ends(fs: Any, path: str, size: int) -> tuple[bytes, bytes]:

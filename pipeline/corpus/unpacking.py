@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from pipeline.errors import UserError
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Suffix -> compression of files that are read."""
 
-OTHERS = {
+UNPACK = {
     ".bz2": "bunzip2 -k {}",
     ".xz": "xz -dk {}",
     ".lz4": "lz4 -d {}",
@@ -30,10 +31,55 @@ OTHERS = {
     ".7z": "7z x {}",
     ".rar": "unrar x {}",
     ".tgz": "tar -xzf {}",
+    ".tbz": "tar -xjf {}",
+    ".tbz2": "tar -xjf {}",
+    ".txz": "tar -xJf {}",
+    ".tzst": "tar --zstd -xf {}",
+    ".lzma": "xz -dk {}",
+    ".z": "gunzip -k {}",
     ".tar.gz": "gunzip -k {}",
     ".tar.zst": "zstd -d {}",
+    ".gz": "gunzip -k {}",
+    ".zst": "zstd -d {}",
 }
-"""Suffix of files that are not read -> command that unpacks one."""
+"""Suffix -> command that unpacks such a file; those of .gz and .zst are for files whose content is not read in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of files that is recognised by its first bytes."""
+
+    magic: bytes
+    words: str
+    suffix: str  # of the names of such files
+    place: int = 0  # of the magic bytes
+    packs: bool = False  # whether it is one compressed file, whose name goes before the suffix
+
+
+_KINDS = (
+    Kind(b"ustar", "a .tar archive", ".tar", 257),
+    Kind(b"\x1f\x8b\x08", "a gzip file", ".gz", packs=True),
+    Kind(b"\x28\xb5\x2f\xfd", "a zstd file", ".zst", packs=True),
+    Kind(b"PK\x03\x04", "a zip archive (as documents of office programs are)", ".zip"),
+    Kind(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a document of an office program", ".doc"),
+    Kind(b"1AY&SY", "a bzip2 file", ".bz2", 4, packs=True),
+    Kind(b"\xfd7zXZ\0", "an xz file", ".xz", packs=True),
+    Kind(b"7z\xbc\xaf\x27\x1c", "a 7z archive", ".7z"),
+    Kind(b"Rar!\x1a\x07", "a rar archive", ".rar"),
+    Kind(b"\x04\x22\x4d\x18", "an lz4 file", ".lz4", packs=True),
+    Kind(b"PAR1\x15", "a Parquet file", ".parquet"),
+    Kind(b"ARROW1\0\0", "an Arrow file", ".arrow"),
+    Kind(b"%PDF-", "a PDF", ".pdf"),
+    Kind(b"SQLite format 3\0", "an SQLite database", ".sqlite"),
+    Kind(b"\x89HDF\r\n\x1a\n", "an HDF5 file", ".h5"),
+    Kind(b"\x80\x04\x95", "a pickle", ".pickle"),
+)
+
+
+def kind_of(head: bytes) -> Kind | None:
+    """The kind of a file that is no text, by its first bytes; None if they are of no known kind."""
+    return next((kind for kind in _KINDS if head.startswith(kind.magic, kind.place)), None)
+
 
 MOST_WINDOW = 1 << 31
 """Maximum window of a zstd frame, in bytes."""
@@ -146,7 +192,8 @@ class Unpacked(io.RawIOBase):
             raise OSError(
                 f"its data end at byte {end:,}, and something else follows: cut it there (head -c {end} {self._name})"
                 if started
-                else f"it does not start as a {self._compression} file does"
+                else f"it does not start as a {self._compression} file does; if it is not compressed, take the suffix "
+                f"{os.path.splitext(self._path)[1]} off its name"
             )
         if self._compression == "gzip":
             self._member = zlib.decompressobj(31)

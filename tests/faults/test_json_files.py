@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import tarfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,90 @@ def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
     assert read_table(tmp_path / "a.parquet", text="page.text")[5].text == sentence(5)
 
 
+DOTTED = [
+    {"page": {"text.en": sentence(n), "meta": {"a.b": f"p{n}"}}, "x.y": {"z": f"g{n % 3}"}, "page.meta": {"a": n}}
+    for n in range(60)
+]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.arrow", "saved", "hub"])
+def test_fields_and_columns_may_have_dots_in_their_own_names(tmp_path: Path, name: str) -> None:
+    path = table_file(tmp_path, name, DOTTED)
+    documents = read_table(path, text="page.text.en", id="page.meta.a.b", group="x.y.z")
+    assert [document.text for document in documents] == [sentence(n) for n in range(60)]
+    assert [document.doc_id for document in documents] == [f"p{n}" for n in range(60)]
+    assert documents[7].group == "g1"
+    assert "no column 'page.text.de'" in user_error(read_table, path, text="page.text.de")
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ('{"text": "one", "te\\u0078t": "two"}', "text"),
+        ('{"te\\u0078t": "one", "\\u0074ext": "two \\" : \\/"}', "text"),
+        ('{"page": {"text": "one"}, "pag\\u0065": {"text": "two"}}', "page"),
+        ('{"page": {"text": {"en": "one"}, "text": {"en": "two"}}}', "text"),
+        ('{"page": {"text.en": "one", "text.en": "two"}}', "text.en"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".tar"])
+def test_a_field_stands_twice_however_its_name_is_written(tmp_path: Path, line: str, field: str, suffix: str) -> None:
+    text = "text" if "page" not in line else "page.text.en" if "en" in line else "page.text"
+    whole = '{"text": "some words", "page": {"text": {"en": "some words"}}}'
+    whole = '{"page": {"text": "some words"}}' if text == "page.text" else whole
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".tar":
+        with tarfile.open(path, "w") as archive:
+            for number, content in enumerate((whole, line)):
+                member = tarfile.TarInfo(f"{number}.json")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content.encode()))
+    else:
+        path.write_text(f"[{whole}, {line}]" if suffix == ".json" else f"{whole}\n{line}\n")
+    good, bad = read(path, text=text)
+    assert good.text == "some words"
+    assert bad.problem is not None
+    assert bad.problem[0] == "undecodable"
+    assert bad.problem[1].startswith(f"field {field!r} stands twice in it")
+
+
+def test_escapes_in_texts_and_in_other_names_are_no_repeated_fields(tmp_path: Path) -> None:
+    rows = [{"text": 'caf\u00e9 "text": "text" \\u0074', "n\u00e4me": n, "te": {"text": "other"}} for n in range(3)]
+    documents = read(written(tmp_path, lines(rows), "a.jsonl"))
+    assert [document.text for document in documents] == [rows[0]["text"]] * 3
+
+
+ROW = {"text": sentence(1)}
+FORMS = {
+    "pretty": (
+        json.dumps(ROW, indent=2) + "\n" + json.dumps(ROW, indent=2),
+        "; write each object on a line of its own: jq",
+    ),
+    "one line": (json.dumps(ROW) * 3, "; write each object on a line of its own: jq -c . 'it''s.json' > lines.jsonl"),
+    "commas": ((json.dumps(ROW) + ",\n") * 3, "; remove the comma behind each object"),
+    "wrapped": (json.dumps({"version": 1, "data": [ROW]}), "it is one object, whose data is a list of objects: jq"),
+    "wrapped over lines": (
+        json.dumps({"data": [ROW]}, indent=1),
+        "over several lines, whose data is a list of objects",
+    ),
+    "columns": (json.dumps({"text": {"0": "a b c", "1": "d e f"}}), "which holds columns and not rows"),
+    "lists": (json.dumps({"text": ["a b c", "d e f"], "id": [0, 1]}), "which holds columns and not rows"),
+    "by id": (json.dumps({"x": ROW, "y": ROW}), "whose fields are objects: jq -c '.[]' "),
+    "texts": (json.dumps([sentence(n) for n in range(5)]), "; write objects: jq -c '.[] | {text: .}' "),
+    "a text a line": (lines([sentence(n) for n in range(5)]), "; write objects: jq -c '{text: .}' "),
+    "digits": ('{"text": "a", "n": ' + "9" * 5000 + "}\n", "value has 5000 digits"),
+    "wide": (json.dumps([ROW]).encode("utf-16-le"), "it is not UTF-8: convert it to UTF-8"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_json_in_another_form_is_refused_with_what_to_do(tmp_path: Path, form: str) -> None:
+    content, remedy = FORMS[form]
+    refused = user_error(read, written(tmp_path, content, "it's.json"))
+    assert remedy.replace("'it''s.json'", "'it'\"'\"'s.json'") in refused
+    assert "set_int_max_str_digits" not in refused
+
+
 def test_a_field_that_stands_twice_in_an_object_is_undecodable(tmp_path: Path) -> None:
     line = '{"page": {"text": "one", "text": "two"}}\n'
     path = written(tmp_path, lines(NESTED[:4]) + line, "a.jsonl")
@@ -369,6 +454,9 @@ def test_fields_of_objects_are_read_and_changed() -> None:
     assert [field_of(row, name) for name in ("a.b.c", "a.d", "e", "e.f", "a.x", "a.b.c.d")] == [1, 3, None, *[None] * 3]
     assert with_field(row, "a.b.c", 9) == {**row, "a": {"b": {"c": 9}, "d": 2}}
     assert with_field(row, "a.d", 9) == {**row, "a.d": 9}
+    dotted = {"a": {"b.c": {"d": 1}}, "a.b": {"x": 2}}
+    assert [field_of(dotted, name) for name in ("a.b.c.d", "a.b.x", "a.b.c", "a.b.c.x")] == [1, 2, {"d": 1}, None]
+    assert with_field(dotted, "a.b.c.d", 9) == {**dotted, "a": {"b.c": {"d": 9}}}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
 from pipeline.config.retired import retired
-from pipeline.corpus.files import Extent
+from pipeline.corpus.files import Extent, head_of
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import COMPRESSIONS, compression_of
+from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, compression_of, kind_of
 from pipeline.errors import SettingError, UserError, error_line, nearest
 
 
@@ -80,8 +80,67 @@ def suffixes_of(pictures: bool) -> str:
     Args:
         pictures: whether the documents are pictures.
     """
-    return ", ".join(
-        suffix for form in FORMATS.values() if pictures or not form.only_pictures for suffix in form.suffixes
+    forms = [form for form in FORMATS.values() if pictures or not form.only_pictures]
+    suffixes, packed = (
+        ", ".join(suffix for form in some for suffix in form.suffixes)
+        for some in (forms, [form for form in forms if form.compressed])
+    )
+    return f"{suffixes} ({packed} also with {' or '.join(COMPRESSIONS)})"
+
+
+def _remedies() -> Iterator[tuple[str, str]]:
+    kinds = {
+        "save as .txt": "docx doc odt rtf pages epub pdf htm html xhtml pptx ppt odp eml msg tex wpd",
+        "save as .csv": "xlsx xls xlsm ods numbers",
+        "rename to .txt": "md markdown rst text log asc",
+        "rename to .jsonl": "jsonlines jsonline jl ldjson",
+        "rename to .tsv": "tab",
+        "rename to .gz": "gzip",
+        "rename to .zst": "zstd",
+        "export as .jsonl or .csv": "avro orc db sqlite sqlite3 duckdb sql xml mbox pkl pickle h5 hdf5 lmdb rds dta",
+        "unpack it": "zip 7z rar gz zst bz2 xz z tgz tbz tbz2 txz tzst lz4 lzma br",
+    }
+    yield from ((f".{suffix}", remedy) for remedy, suffixes in kinds.items() for suffix in suffixes.split())
+
+
+REMEDIES = dict(_remedies())
+"""Suffix of files that may hold documents and are not read -> what makes Seenset read them."""
+
+
+def remedy_of(path: str) -> str:
+    """What makes Seenset read a file of no known format, with the command where there is one; empty if nothing does."""
+    lower = path.lower()
+    command = next((command for suffix, command in UNPACK.items() if lower.endswith(suffix)), None)
+    remedy = REMEDIES.get(os.path.splitext(lower)[1], "")
+    return remedy if command is None else f"unpack it: {command.format(os.path.basename(path))}"
+
+
+def remedy_by_content(path: str, head: bytes) -> str | None:
+    """What a file is whose content is not what its suffix says, and what to do; None if its content is not known.
+
+    Args:
+        path: path of the file.
+        head: its first bytes.
+    """
+    name, packed, kind = os.path.basename(path), compression_of(path), kind_of(head)
+    form = format_of(path, pictures=True)
+    if kind is None or (form is not None and kind.suffix in form.suffixes):
+        return None
+    if COMPRESSIONS.get(kind.suffix, "") != packed:
+        stem = name if kind.packs and packed is None else os.path.splitext(name)[0]
+        renamed = stem + kind.suffix
+        readable, remedy = format_of(renamed, pictures=True) is not None, remedy_of(renamed)
+        then = "" if readable or not remedy else f", then {remedy}"
+        return f"by its first bytes it is {kind.words}: rename it to {renamed}{then}"
+    try:
+        inner = kind_of(head_of(path))
+    except (OSError, EOFError, UserError):
+        return None
+    unpack = UNPACK[kind.suffix].format(name)
+    return (
+        None
+        if inner is None
+        else f"it holds {inner.words}: unpack it ({unpack}), and rename what it holds to {inner.suffix}"
     )
 
 
@@ -161,6 +220,12 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
     if source.window and (whole := [name for name, form in present.items() if form.unit == "file"]):
         fault = f".versions: the rows of a file are permuted, and {', '.join(whole)} files hold one text"
         raise SettingError(key, fault)
+    if source.split is not None and (others := [name for name, form in present.items() if not form.has_splits]):
+        raise SettingError(
+            key,
+            f": split applies to saved datasets and those of the hub, and these are {', '.join(sorted(others))}; leave "
+            "it out, and name the files of the split as path",
+        )
     for name, files in _APPLY.items():
         if getattr(source, name) != getattr(PLAIN, name) and not any(
             name in form.settings for form in present.values()

@@ -165,7 +165,7 @@ def _batches(
         begin = file.tell()
         schema = pa.ipc.open_stream(file).schema
         file.seek(begin)
-        tops = None if columns is None else top_columns(schema.names, columns)
+        tops = None if columns is None else top_columns(schema, columns)
         fields = None if tops is None else [schema.names.index(name) for name in tops]
         reader = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
         row, resume, coded = 0, file.tell(), False

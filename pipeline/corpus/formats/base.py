@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -86,23 +89,35 @@ def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any,
 
 
 def field_of(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """The value of a column of a row. `a.b` is the field b of the object in a, unless a column has this name."""
+    """The value of a column of a row. `a.b` is the field b of the object in a, unless a column has this name.
+
+    Names of columns and fields may have dots themselves: `a.b.c` is also the field `b.c` of a.
+    """
     if name in row or "." not in name:
         return row.get(name, default)
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
+    path = _path_in(row, name)
+    return default if path is None else functools.reduce(operator.getitem, path, row)
 
 
 def with_field(row: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """A row with another value of a column that it has, which may be a field of an object."""
-    if name in row or "." not in name:
-        return {**row, name: value}
-    first, _, rest = name.partition(".")
-    return {**row, first: with_field(row[first], rest, value)}
+    first, *rest = _path_in(row, name) or (name,)
+    return {**row, first: with_field(row[first], ".".join(rest), value) if rest else value}
+
+
+def _path_in(row: Mapping[str, Any], name: str) -> tuple[str, ...] | None:
+    """A column of a row, and the fields within it, that a name stands for; None if there is no such field."""
+    if name in row:
+        return (name,)
+    for first, rest in dotted(name):
+        if isinstance(inner := row.get(first), Mapping) and (path := _path_in(inner, rest)) is not None:
+            return first, *path
+    return None
+
+
+def dotted(name: str) -> Iterator[tuple[str, str]]:
+    """What stands before and behind each dot of a name, the first dot first."""
+    return ((name[: dot.start()], name[dot.end() :]) for dot in re.finditer(r"\.", name))
 
 
 def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> None:
@@ -144,13 +159,18 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
     return UserError(f"column {source.text!r} in {name} holds {held}, not text; {remedy}")
 
 
+def holds_texts(source: SourceConfig) -> bool:
+    """Whether the content of a document is one text."""
+    return source.image is None and not source.companions and source.tokens is None and source.has_text
+
+
 def check_texts(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Check that the column of texts holds texts in the first rows of an input.
 
     Raises:
         UserError: it holds other values alone.
     """
-    if source.image is not None or source.companions or source.tokens is not None or not source.has_text:
+    if not holds_texts(source):
         return
     values = [value for row in rows if (value := field_of(row, source.content)) is not None]
     if not values or any(isinstance(value, str) for value in values):
@@ -315,6 +335,7 @@ class Format:
     settings: frozenset[str] = frozenset()  # settings of a dialect that apply
     compressed: bool = False  # whether its files may be compressed
     only_pictures: bool = False
+    has_splits: bool = False  # whether the setting `split` applies
     lists: bool = False  # whether a column may hold lists, such as versions
     place: int = 9  # in messages, the most common format first
     byte_ranges: bool = False  # whether shards of its uncompressed files are ranges of bytes

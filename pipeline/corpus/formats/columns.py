@@ -77,25 +77,33 @@ def _fields_in(kind: pa.DataType) -> Iterator[str]:
         yield from (f"{field.name}.{inner}" for inner in _fields_in(field.type))
 
 
+def _path_in(fields: Sequence[pa.Field], name: str) -> tuple[str, ...] | None:
+    """A column, and the fields of structs within it, that a name stands for, as `field_of` reads it; None if none."""
+    types = {field.name: field.type for field in fields}
+    if name in types:
+        return (name,)
+    for first, rest in base.dotted(name):
+        inner = types.get(first)
+        if inner is not None and pa.types.is_struct(inner) and (path := _path_in(inner.fields, rest)) is not None:
+            return first, *path
+    return None
+
+
 def _type_of(schema: pa.Schema, name: str) -> pa.DataType:
     """The type of a column, or of a field `a.b` of a struct."""
-    if name in schema.names:
-        return schema.field(name).type
-    first, *rest = name.split(".")
+    first, *rest = _path_in(list(schema), name) or (name,)
     return functools.reduce(lambda kind, part: kind.field(part).type, rest, schema.field(first).type)
 
 
-def top_columns(names: Sequence[str], wanted: Iterable[str]) -> list[str]:
+def top_columns(schema: pa.Schema, wanted: Iterable[str]) -> list[str]:
     """The columns of a table that hold wanted columns, or structs with wanted fields, each once."""
-    return list(dict.fromkeys(name if name in names else name.partition(".")[0] for name in wanted))
+    return list(dict.fromkeys((_path_in(list(schema), name) or (name,))[0] for name in wanted))
 
 
 def column_of(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
     """A column, or the field `a.b` of a struct."""
-    if name in batch.schema.names:
-        return batch.column(name)
-    first, *rest = name.split(".")
-    return pc.struct_field(batch.column(first), rest)
+    first, *rest = _path_in(list(batch.schema), name) or (name,)
+    return pc.struct_field(batch.column(first), rest) if rest else batch.column(first)
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -202,9 +210,8 @@ def edited_tables(
         column: column of the texts.
         edits: edits of the rows.
     """
-    (top,) = top_columns(schema.names, [column])
+    top, *inner = _path_in(list(schema), column) or (column,)
     place, row = schema.get_field_index(top), itertools.count()
-    inner = [] if top == column else column.split(".")[1:]
     for table in tables:
         changed = [edits.of(next(row)) for _ in range(len(table))]
         texts = [None if edit is None else edit.after for edit in changed]

@@ -59,7 +59,7 @@ def _columns(shard: Shard) -> list[str]:
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     entry = replace(entry, dialect=_own_dialect(entry))
-    dialect, columns = entry.dialect, columns_in_dialect(_columns, entry, source, limits)
+    dialect, columns = entry.dialect, columns_in_dialect(_columns, entry, source, limits, wide=True)
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
         delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):

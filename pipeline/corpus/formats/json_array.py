@@ -6,17 +6,19 @@ The bytes of an element are found without parsing: memory holds one element, wit
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from shlex import quote
 from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent, Overlong, estimated_extent, open_plain, packed_file
+from pipeline.corpus.files import Extent, Overlong, columns_in_dialect, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, edited_line, parsed_line, parsed_rows
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError, error_line
 
@@ -115,7 +117,9 @@ def _first_rows(shard: Shard) -> list[dict[str, Any]]:
     objects = [row for row in rows if isinstance(row, dict)]
     if not objects and first:
         problem = next((row.message for row in rows if isinstance(row, base.Unreadable)), "")
-        raise UserError(f"{shard.name}: its array holds no object with named fields ({problem})")
+        jq = f"; write objects: jq -c '.[] | {{text: .}}' {quote(os.path.basename(shard.path))} > lines.jsonl"
+        remedy = jq if rows and all(isinstance(element, bytes) and element[:1] == b'"' for element in first) else ""
+        raise UserError(f"{shard.name}: its array holds no object with named fields ({problem}){remedy}")
     return objects
 
 
@@ -126,10 +130,16 @@ def _columns(shard: Shard) -> list[str]:
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     if len(bytes(range(256)).decode(source.encoding, "replace")) != 256 and source.encoding != "utf-8":
         raise UserError(f"{entry.name}: a JSON array is read in UTF-8 or an encoding of one byte a character")
-    rows = _first_rows(whole_shard(entry, source, limits=limits))
+    rows: list[dict[str, Any]] = []  # read once: elements may be long
+
+    def read(shard: Shard) -> list[str]:
+        rows.extend(_first_rows(shard))
+        return columns_of(rows, source.columns)
+
+    columns = columns_in_dialect(read, entry, source, limits, wide=False)
     if not rows:
         return replace(entry, rows=0)
-    check_first_rows(source, entry.name, rows, columns_of(rows, source.columns))
+    check_first_rows(source, entry.name, rows, columns)
     return entry
 
 

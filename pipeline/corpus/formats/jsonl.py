@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from shlex import quote
 from typing import IO, Any
 
 from pipeline.config.corpus import PLAIN, LimitsConfig, SourceConfig
@@ -73,7 +76,7 @@ def _first_objects(shard: Shard) -> list[dict[str, Any]]:
                     try:
                         value = json.loads(line.removeprefix(_MARK).decode(dialect.encoding, dialect.errors))
                     except (ValueError, RecursionError) as error:
-                        problem = problem or f" is not a readable JSONL file: {error_line(error)}"
+                        problem = problem or f" is not a readable JSONL file: {json_fault(error)}"
                         continue
                     if isinstance(value, dict):
                         rows.append(value)
@@ -81,8 +84,55 @@ def _first_objects(shard: Shard) -> list[dict[str, Any]]:
     except (OSError, EOFError) as error:
         raise UserError(f"{name} is not a readable JSONL file: {error_line(error)}") from None
     if not rows:
-        raise UserError(f"{name}{problem or ' is not JSONL: its first line is no object with named fields'}")
+        problem = problem or " is not JSONL: its first line is no object with named fields"
+        raise UserError(f"{name}{problem}{_remedy(shard)}")
     return rows
+
+
+def json_fault(error: Exception) -> str:
+    """Why a text is no JSON, in one line."""
+    return error_line(error).partition("; use sys.")[0]
+
+
+def _remedy(shard: Shard) -> str:
+    """What to do with a file of JSON that has no object in a line; empty where its start is no JSON."""
+    file = quote(os.path.basename(shard.path))
+    try:
+        with open_plain(shard.path, shard.limits.unpacked_bytes) as opened:
+            text = (
+                opened.read(_FIRST_BYTES)
+                .removeprefix(_MARK)
+                .decode(shard.dialect.encoding, "replace")
+                .lstrip(" \t\r\n")
+            )
+        value, end = json.JSONDecoder().raw_decode(text)
+    except (OSError, EOFError, ValueError, RecursionError):
+        return ""
+    if isinstance(value, str):
+        return f"; write objects: jq -c '{{text: .}}' {file} > lines.jsonl"
+    if not isinstance(value, dict):
+        return ""
+    if (behind := text[end:].lstrip()).startswith(","):
+        return "; remove the comma behind each object"
+    if behind:
+        return f"; write each object on a line of its own: jq -c . {file} > lines.jsonl"
+    return f"; it is one object over several lines{_remedy_of_one(value, file)}"
+
+
+def _remedy_of_one(row: Mapping[str, Any], file: str) -> str:
+    """What to do with a file that is one object; empty where none of its fields holds the documents."""
+    lists = [name for name, held in row.items() if isinstance(held, list) and held and isinstance(held[0], Mapping)]
+    if lists:
+        return f", whose {lists[0]} is a list of objects: jq -c '.[{json.dumps(lists[0])}][]' {file} > lines.jsonl"
+    if row and all(isinstance(held, list) or _is_numbered(held) for held in row.values()):
+        return ", which holds columns and not rows: write one object a row (in pandas orient='records', lines=True)"
+    objects = len(row) > 1 and all(isinstance(held, Mapping) for held in row.values())
+    return f", whose fields are objects: jq -c '.[]' {file} > lines.jsonl" if objects else ""
+
+
+def _is_numbered(value: Any) -> bool:
+    """Whether a value is an object whose fields are numbers, as pandas writes a column."""
+    return isinstance(value, Mapping) and bool(value) and all(name.isdigit() for name in value)
 
 
 def _columns(shard: Shard) -> list[str]:
@@ -98,6 +148,12 @@ def check_first_rows(
     Raises:
         UserError: a column is missing, several rows from the first on lack the content, or it is of another kind.
     """
+    if len(rows) == 1 and (held := base.field_of(rows[0], source.content, base.MISSING)) is not None:
+        remedy = _remedy_of_one(rows[0], quote(os.path.basename(name)))
+        if remedy and (
+            held is base.MISSING or (base.holds_texts(source) and (isinstance(held, list) or _is_numbered(held)))
+        ):
+            raise UserError(f"no column {source.content!r} of texts in {name}: it is one object{remedy}")
     base.check_columns(source, name, columns)
     lacking = [row for row in rows if base.field_of(row, source.content, base.MISSING) is base.MISSING]
     if len(lacking) > 1 and lacking[0] is rows[0]:
@@ -121,7 +177,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if source.dialect.is_wide:
         remedy = f"convert {entry.name} to UTF-8"
         raise UserError(f"{entry.name}: encoding {source.encoding} applies to CSV and .txt files; {remedy}")
-    columns = columns_in_dialect(_columns, entry, source, limits)
+    columns = columns_in_dialect(_columns, entry, source, limits, wide=False)
     rows = _first_objects(whole_shard(entry, source, limits=limits))
     check_first_rows(source, entry.name, rows, columns)
     return entry
@@ -182,9 +238,9 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
     try:
         text = line.removeprefix(_MARK).decode(shard.dialect.encoding, "surrogateescape")
         value = json.loads(text)
-        repeated = _repeated_field(text, wanted)
+        repeated = repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
-        return base.Unreadable("undecodable", f"not a JSON line: {error}")
+        return base.Unreadable("undecodable", f"not a JSON line: {json_fault(error)}")
     except MemoryError:
         return base.Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much")
     if repeated is not None:
@@ -194,25 +250,44 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
     return value
 
 
-def _repeated_field(text: str, wanted: Collection[str]) -> str | None:
-    """A wanted field, or a part of its path, that is repeated in a JSON object."""
-    paths = [path for name in wanted for path in ([name], name.split("."))]
-    if all(text.count(json.dumps(part, ensure_ascii=False)) < 2 for path in paths for part in path):
+_NAME = re.compile(r'"(?:[^"\\]++|\\.)*+"(\s*:)?')  # a string, and the colon behind it if it names a field
+_ESCAPED = ("\\u", "\\/")  # ways to write a letter of a name otherwise
+
+
+def repeated_field(text: str, wanted: Iterable[str]) -> str | None:
+    """A wanted field, or a part of its path, that is repeated in a JSON object: which one counts is unknown.
+
+    Args:
+        text: a JSON value that can be parsed.
+        wanted: names of fields, as `field_of` reads them.
+    """
+    cuts = [name.split(".") for name in wanted]
+    parts = {".".join(cut[a:b]) for cut in cuts for a, b in itertools.combinations(range(len(cut) + 1), 2)}
+    once = all(text.count(json.dumps(part, ensure_ascii=False)) < 2 for part in parts)
+    if once and not (any(sign in text for sign in _ESCAPED) and _has_escaped_name(text)):
         return None
     pairs = json.loads(text, object_pairs_hook=tuple)
-    for path in paths:
-        value = pairs
-        for part in path:
-            values = [held for name, held in _pairs_in(value) if name == part]
-            if len(values) > 1:
-                return part
-            value = values[0] if values else ()
+    return next((part for name in wanted if (part := _repeated_in(pairs, name)) is not None), None)
+
+
+def _has_escaped_name(text: str) -> bool:
+    """Whether the name of a field has an escape."""
+    return any(match[1] and "\\" in match[0] for match in _NAME.finditer(text))
+
+
+def _repeated_in(value: Any, name: str) -> str | None:
+    """The part of a field's path that is repeated in an object, which is a tuple of pairs."""
+    held: dict[str, list[Any]] = {}
+    for key, inner in value if isinstance(value, tuple) else ():
+        held.setdefault(key, []).append(inner)
+    if name in held:
+        return name if len(held[name]) > 1 else None
+    for first, rest in base.dotted(name):
+        if first in held:
+            inside = first if len(held[first]) > 1 else _repeated_in(held[first][0], rest)
+            if inside is not None:
+                return inside
     return None
-
-
-def _pairs_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """The pairs of an object that was parsed as a tuple of them."""
-    return iter(value) if isinstance(value, tuple) else iter(())
 
 
 def _estimate(entry: InputFile) -> Extent:

@@ -57,6 +57,7 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
     """
     import datasets
 
+    split = _plain_split(split) if split else None
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_from_disk(path)
@@ -71,12 +72,19 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
         splits = dict(dataset)
         split = split or next(iter(splits), "")
     else:
-        only = str(dataset.split or _names_in(split or HUB_SPLIT)[0])
+        only = str(dataset.split or _name_in_dictionary(path) or _names_in(split or HUB_SPLIT)[0])
         splits, split = {only: dataset}, split or only
     if split in splits:
         return splits[split]
     parts = _parts(split, {key: part.num_rows for key, part in splits.items()}, name)
     return datasets.concatenate_datasets([splits[key].select(range(start, stop)) for key, start, stop in parts])
+
+
+def _name_in_dictionary(path: str) -> str | None:
+    """The split that the folder of a dataset is in its dictionary of datasets; None if it is in none."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    fs, place = fsspec.core.url_to_fs(f"{folder}/{_SPLITS}")
+    return name if fs.exists(place) else None
 
 
 def _plain_split(split: str | None) -> str:
@@ -108,7 +116,11 @@ def _parts(split: str, lengths: Mapping[str, int], name: str) -> list[tuple[str,
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute(dict(lengths))
     except (ValueError, AssertionError) as error:
-        raise UserError(f"split {split!r} of {name}: {error_line(error, 300)}") from None
+        example = next(iter(lengths))
+        raise UserError(
+            f"split {split!r} of {name}: {error_line(error, 300)}; examples: {example}[:1000], "
+            f"{example}[10%:20%], {example}[-500:]"
+        ) from None
     return [(part.splitname, part.from_, max(part.from_, part.to)) for part in parts]
 
 
@@ -179,7 +191,9 @@ def _load(shard: Shard) -> Any:
 def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of a shard with its columns, in batches of bounded size, each with the number of its first row."""
     stop = dataset.num_rows if shard.stop is None else min(shard.stop, dataset.num_rows)
-    columns = dataset.select_columns(top_columns(dataset.column_names, base.wanted_columns(shard))).with_format("arrow")
+    columns = dataset.select_columns(
+        top_columns(dataset.features.arrow_schema, base.wanted_columns(shard))
+    ).with_format("arrow")
     row = shard.start
     for first in range(shard.start, stop, _ROWS):
         for batch in columns[first : min(first + _ROWS, stop)].to_batches():
@@ -322,6 +336,7 @@ SAVED = base.Format(
     ),
     columns=lambda shard: list(_open(shard).column_names),
     is_folder=True,
+    has_splits=True,
     place=7,
 )
 
@@ -337,5 +352,6 @@ HUB = base.Format(
         tables=lambda shard: _tables(_load(shard)),
     ),
     has_path=False,
+    has_splits=True,
     place=8,
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from tarfile import EOFHeaderError, HeaderError  # type: ignore[attr-defined]  # missing in its stubs
@@ -17,7 +18,7 @@ import fsspec
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import columns_of
+from pipeline.corpus.formats.jsonl import columns_of, json_fault, repeated_field
 from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
 from pipeline.corpus.pictures import Problem
@@ -36,7 +37,9 @@ Sample = dict[str, Any]
 Problems = dict[str, Problem]
 
 
-def _samples_of(path: str, most: int, notes: Notes | None = None) -> Iterator[tuple[Sample, Problems]]:
+def _samples_of(
+    path: str, most: int, notes: Notes | None = None, wanted: Collection[str] = ()
+) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: members with the same name up to the first dot are one sample.
 
     A sample has the column `image`, the bytes of its first picture (or the reason why there are none); a text column
@@ -47,6 +50,7 @@ def _samples_of(path: str, most: int, notes: Notes | None = None) -> Iterator[tu
         path: local path or fsspec URL of the file.
         most: maximum bytes of a member; those of a sample together have at most twice as many.
         notes: receives the members that are left out.
+        wanted: fields that must not be repeated in a .json member.
 
     Raises:
         OSError: the file is damaged or truncated.
@@ -61,7 +65,7 @@ def _samples_of(path: str, most: int, notes: Notes | None = None) -> Iterator[tu
                 sample.setdefault(KEY, key)
                 size += member.size if member.size <= most else 0  # larger ones are not read
                 content = _content(archive, member, most, size)
-                if (problem := _add(sample, suffix.lower(), content)) is not None:
+                if (problem := _add(sample, suffix.lower(), content, wanted)) is not None:
                     problems[suffix.lower()] = problem
             yield sample, problems
 
@@ -75,7 +79,7 @@ class _Member(tarfile.TarInfo):
             return super().fromtarfile(tarfile)
         except EOFHeaderError:  # the end mark
             raise
-        except HeaderError as error:
+        except (HeaderError, IndexError) as error:  # IndexError: a list of the parts of a sparse file that breaks off
             raise OSError(f"not a whole .tar file: {error} at byte {tarfile.offset}") from None
 
 
@@ -171,7 +175,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size:
     return b"" if file is None else file.read()
 
 
-def _add(sample: Sample, suffix: str, content: bytes | Problem) -> Problem | None:
+def _add(sample: Sample, suffix: str, content: bytes | Problem, wanted: Collection[str]) -> Problem | None:
     """Add a member to the columns of a sample, or return why it cannot be a column."""
     if is_picture(f"x.{suffix}"):
         if not isinstance(sample.get(IMAGE), bytes | tuple):  # a picture takes precedence over a field
@@ -181,17 +185,20 @@ def _add(sample: Sample, suffix: str, content: bytes | Problem) -> Problem | Non
         return content
     elif suffix == "json":
         try:
-            fields = json.loads(content)
+            text = content.decode(json.detect_encoding(content), "surrogatepass")
+            fields, repeated = json.loads(text), repeated_field(text, wanted)
         except (ValueError, RecursionError) as error:
-            return "undecodable", f"its .json file is not JSON: {error}"
+            return "undecodable", f"its .json file is not JSON: {json_fault(error)}"
         except MemoryError:
             return "out_of_memory", f"the {len(content):,} bytes of its .json file take too much"
+        if repeated is not None:
+            return "undecodable", f"field {repeated!r} stands twice in its .json file"
         if not isinstance(fields, dict):
             return "not_text", f"its .json file holds a {type(fields).__name__}, not an object"
         for name, value in fields.items():
             sample.setdefault(name, value)
     else:
-        sample.setdefault(suffix, content.decode("utf-8", "surrogateescape").strip())
+        sample.setdefault(suffix, content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape").strip())
     return None
 
 
@@ -216,7 +223,8 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
-    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes, notes)):
+    wanted = base.wanted_columns(shard)
+    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes, notes, wanted)):
         identity, group, label, caption = base.other_fields(sample, shard)
         value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
