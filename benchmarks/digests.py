@@ -20,6 +20,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_filed, write_receipt
 
@@ -35,13 +36,15 @@ def digest_shares(documents: int) -> dict[str, float]:
         Processor time of the selection in seconds; what digests take of it, and what checking its answer takes as a
         part of it; megabytes that have digests.
     """
+    sentence = "The texts of this run are made up."
+    made_up = BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)
     with tempfile.TemporaryDirectory() as folder:
         config, store = _audit(folder), Store(f"{folder}/run")
         shards = [_score_file(store, "unseen", 0, KNOWN)]
         shards += [
             _score_file(store, "audit", start, min(SHARD, documents - start)) for start in range(0, documents, SHARD)
         ]
-        write_part(store, blind_file("unseen"), BlindTest(ok=None, sentence="The texts of this run are made up."))
+        write_part(store, blind_file("unseen"), made_up)
         start = time.process_time()
         scored = read_scored(store, shards)
         select_all(config, scored, None, each_in_turn, Answering(texts=False))

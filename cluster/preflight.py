@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -34,6 +34,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, UserError, error_line, one_line
 from pipeline.models.checkpoints import Kind
 from pipeline.models.load import check_model
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.cluster import (
@@ -77,7 +78,7 @@ class Finding:
 
     node: str
     check: str
-    state: Literal["good", "red"]
+    outcome: Outcome  # passed or failed, which is a red line
     value: str  # the measurement, or why there is none
     remedy: str = ""  # empty where none is needed
 
@@ -103,9 +104,11 @@ def preflight(
     planned = make_plan(load_config(config, set_ or ()))
     check_model_files(planned.config)
     lines = inspect_cluster(planned, timeout)
-    red = [line for line in lines if line.state == "red"]
+    red = [line for line in lines if line.outcome == Outcome.FAILED]
     if json_:
-        terminal.print_json({"ok": not red, "lines": [asdict(line) for line in lines]})
+        terminal.print_json(
+            {"outcome": Outcome.FAILED if red else Outcome.PASSED, "lines": [asdict(line) for line in lines]}
+        )
     else:
         _print(lines)
     if red:
@@ -143,7 +146,7 @@ def _findings_of_cluster(inspection: Inspection) -> list[Finding]:
     for name, there in ask_nodes(versions_here, nodes, inspection.seconds).items():
         problem = there if isinstance(there, str) else ", ".join(version_differences(here, there))
         lines[name] = [_finding(name, VERSIONS, problem, f"those of this machine ({here.get('seenset')})")]
-    alike = {name: nodes[name] for name, (versions,) in lines.items() if versions.state == "good"}
+    alike = {name: nodes[name] for name, (versions,) in lines.items() if versions.outcome == Outcome.PASSED}
     # A node that does not answer at all has some more time than its checks.
     answers = ask_nodes(partial(inspect_node, inspection), alike, inspection.seconds + 10)
     for name, answer in answers.items():
@@ -157,8 +160,9 @@ def _findings(node: str, answers: Mapping[str, tuple[str, str]]) -> list[Finding
 
 def _finding(node: str, check: str, problem: str, value: str) -> Finding:
     if not problem:
-        return Finding(node, check, "good", value)
-    return Finding(node, check, "red", problem, HUNG if problem.startswith(NO_ANSWER) else REMEDIES[check])
+        return Finding(node, check, Outcome.PASSED, value)
+    remedy = HUNG if problem.startswith(NO_ANSWER) else REMEDIES[check]
+    return Finding(node, check, Outcome.FAILED, problem, remedy)
 
 
 def inspect_node(inspection: Inspection) -> dict[str, tuple[str, str]]:
@@ -279,7 +283,7 @@ def _print(lines: Sequence[Finding]) -> None:
         for name in names:
             table.add_row(name, *(_cell(cells.get((name, check)), False) for check in checks))
     screen.print(table)
-    red = [line for line in lines if line.state == "red"]
+    red = [line for line in lines if line.outcome == Outcome.FAILED]
     screen.lines(*(f"red: {line.node}, {line.check}: {line.value} -> {line.remedy}" for line in red))
     screen.lines(f"{len(red)} of {len(lines)} lines red" if red else f"none of {len(lines)} lines red")
 
@@ -288,7 +292,7 @@ def _cell(line: Finding | None, whole: bool) -> Text:
     """A line in the table: the measurement, or only its state."""
     if line is None:
         return Text("")
-    if line.state == "good":
+    if line.outcome == Outcome.PASSED:
         return Text(line.value if whole else "good", style="green")
     return Text(f"RED {line.value}" if whole else "RED", style="red")
 

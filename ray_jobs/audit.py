@@ -70,7 +70,7 @@ FINETUNE_STAGE = "finetune"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """The final status of a run, and the address of its report."""
 
     status: Status
@@ -114,7 +114,7 @@ def run_audit(
     limit: int | None = None,
     texts: bool = True,
     fail_if_selected: bool = False,
-) -> Outcome:
+) -> RunResult:
     """Carry out the unfinished parts of an audit: score, select, report. The same call resumes it.
 
     Raises:
@@ -129,14 +129,14 @@ def run_plan(
     texts: bool = True,
     fail_if_selected: bool = False,
     retried: Collection[str] = (),
-) -> Outcome:
+) -> RunResult:
     """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again."""
     store, flags = Store(plan.config.run), (texts, fail_if_selected)
     retried = _met_again(store, retried, reporter)
     earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
     if earlier is not None:
         reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
-        return Outcome(earlier.status, earlier.report)
+        return RunResult(earlier.status, earlier.report)
     with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
         types = read_arithmetic(store)
         config = plan.config if types is None else with_types(plan.config, types.types)
@@ -152,7 +152,7 @@ def run_plan(
         if claim is not None and summaries:
             file_result(config, scored, plan.limit, summaries, reporter.say)
         note_finished(plan, flags, scored, ended, report)
-    return Outcome(ended, report)
+    return RunResult(ended, report)
 
 
 def _met_again(store: Store, reasons: Collection[str], reporter: Reporter) -> Collection[str]:

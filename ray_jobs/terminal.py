@@ -158,7 +158,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     if facts.get("against") is not None:
         screen.lines(f"against: {facts['against']}")
     for entry in facts["selections"]:
-        mark = "warning: " if entry["ok"] is False else ""
+        mark = "warning: " if entry["outcome"] == "failed" else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
         screen.lines(f"{head}{mark}{entry['sentence']}")
     expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
@@ -219,7 +219,9 @@ _LEFT_OUT = ("strict", "threshold p", "procedure")
 
 def _table_of(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
     from pipeline.audit.conclusion import STYLES
+    from pipeline.selection.guarantees import ConclusionValue
 
+    contradicted = ConclusionValue.CONTRADICTED
     rows: list[dict[str, str | Text]] = [
         {
             "selection": summary.name,
@@ -227,9 +229,9 @@ def _table_of(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
             "alpha": f"{summary.alpha:g}",
             "audited": f"{summary.n_audit:,}",
             "selected": f"{summary.n_selected:,}",
-            "checks": Text(summary.standing, style=STYLES[summary.conclusion]),
+            "checks": Text(summary.conclusion_shown, style=STYLES[summary.conclusion]),
             "threshold p": "-" if summary.threshold is None else f"{summary.threshold:.4g}",
-            "guarantee": summary.guarantee + ", but contradicted here" * (summary.conclusion == "contradicted"),
+            "guarantee": summary.guarantee + ", but contradicted here" * (summary.conclusion == contradicted),
             "strict": f"{summary.strict.n_selected:,} ({summary.strict.procedure})",
         }
         for summary in summaries
@@ -279,14 +281,16 @@ def print_verdict(verdict: CollectionVerdict) -> None:
     """Print the verdict on a collection: the answer, its contradictions, and its numbers."""
     from pipeline.audit.conclusion import STYLES
     from pipeline.report.wording.conclusion import WARNING
+    from pipeline.selection.guarantees import ConclusionValue, Outcome
 
     screen = console()
     head, *others = verdict.sentences
     style = STYLES[verdict.conclusion]
     screen.lines(Text(head, style="bold" if verdict.answer == "not shown" else f"bold {style}"))
-    mark = f"{WARNING}: " if verdict.conclusion == "contradicted" else ""  # other reasons state their result
+    contradicted = verdict.conclusion == ConclusionValue.CONTRADICTED
+    mark = f"{WARNING}: " if contradicted else ""  # other reasons state their result
     screen.lines(*(Text(f"{mark}{reason}", style=style) for reason in verdict.reasons), *others)
-    if verdict.blind.ok:
+    if verdict.blind.outcome == Outcome.PASSED:
         screen.lines(f"blind test: {verdict.blind.sentence}")
     if verdict.next is not None:
         screen.lines(f"next: {verdict.next}")

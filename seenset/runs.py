@@ -19,6 +19,7 @@ from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial
 from pipeline.trial.trial import TrialOutcome, carry_out
@@ -227,6 +228,6 @@ class UnsupportedWarning(UserWarning):
 def warn_of_unsupported(summaries: Iterable[Summary]) -> None:
     """Warn, with the caller of the public function as origin, of every answer that a check contradicts."""
     for summary in summaries:
-        if summary.conclusion == "contradicted":
+        if summary.conclusion == ConclusionValue.CONTRADICTED:
             step = f" Next: {summary.next}" if summary.next else ""
             warnings.warn(f"{summary.line()}{step}", UnsupportedWarning, stacklevel=3)

@@ -25,6 +25,7 @@ from pipeline.corpus.inputs import DRAWN_TYPES
 from pipeline.errors import UserError, error_line
 from pipeline.models.load import LanguageModel
 from pipeline.report.wording.conclusion import WARNING
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.versions import ASSUMPTION
 from pipeline.selection.versions import (
     MIRROR,
@@ -112,7 +113,7 @@ class VersionsAnswer:
     fewest: int  # minimum length of a non-empty list
     left_out: Mapping[str, str]  # id of a document without an answer -> why
     shuffle: str = ""  # result of the shuffle check; empty where `seenset mark` drew the published versions
-    supported: bool = True  # False: the shuffle check contradicts the answer
+    conclusion: ConclusionValue = ConclusionValue.SUPPORTED  # contradicted where the shuffle check failed
 
     def __repr__(self) -> str:
         return f"VersionsAnswer({self.sentence})"
@@ -121,7 +122,7 @@ class VersionsAnswer:
     def sentence(self) -> str:
         """The answer and its guarantee, or why a check contradicts it."""
         left = f"; {len(self.left_out):,} were left out" if self.left_out else ""
-        if not self.supported:
+        if self.conclusion == ConclusionValue.CONTRADICTED:
             counted = f"{int(self.selected.sum()):,} of {self.selected.size:,} documents selected"
             return f"{WARNING}: {self.shuffle} {counted}, guarantee contradicted{left}"
         return (
@@ -320,7 +321,7 @@ def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict
         fewest_versions(exact, scored.sizes, settings.z),
         {**left_out, **draws.independent.left_out},
         "" if draws.diagnostic is None else draws.diagnostic.sentence,
-        draws.diagnostic is None or draws.diagnostic.ok is not False,
+        _conclusion(draws),
     )
 
 
@@ -330,6 +331,12 @@ def _draws(versions: Versions, drawn_first: bool) -> VersionDraws:
     features = [(index, len(texts), versions_features(texts, index)) for texts, index in drawn]
     table = table_in_memory(versions.ids, features) if features else None
     return version_draws(table, VersionsConfig(drawn_first=drawn_first), NEAR_SHARE)
+
+
+def _conclusion(draws: VersionDraws) -> ConclusionValue:
+    """Contradicted where the shuffle check failed, the only check of such an answer."""
+    failed = draws.diagnostic is not None and draws.diagnostic.outcome == Outcome.FAILED
+    return ConclusionValue.CONTRADICTED if failed else ConclusionValue.SUPPORTED
 
 
 def _scores(versions: Versions, values: np.ndarray) -> VersionScores:
@@ -346,5 +353,5 @@ def _scores(versions: Versions, values: np.ndarray) -> VersionScores:
 
 def _warn(answer: VersionsAnswer) -> None:
     """Warn, with the caller of the public function as origin, of an answer that the shuffle check contradicts."""
-    if not answer.supported:
+    if answer.conclusion == ConclusionValue.CONTRADICTED:
         warnings.warn(answer.sentence, UnsupportedWarning, stacklevel=3)

@@ -43,6 +43,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.report.wording.blind import OF_CAPTIONED, OF_PICTURES, TOKENS, WORDS, blind_sentence
 from pipeline.report.wording.conclusion import ONLY_SCORES
+from pipeline.selection.guarantees import Outcome
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
@@ -386,14 +387,13 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
         role: the role whose documents calibrate.
         by: the classifier's input, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
-    outcome = "inconclusive" if test is None else test.outcome
+    outcome = Outcome.INCONCLUSIVE if test is None else test.outcome
     decidable = test is None or (test.looked and not test.below)
     return BlindDiagnostic(
-        ok=None if test is None else test.ok,
-        by=by,
         outcome=outcome,
+        by=by,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=documents_to_decide() if outcome == "inconclusive" and decidable else None,
+        n_to_settle=documents_to_decide() if outcome == Outcome.INCONCLUSIVE and decidable else None,
         **({} if test is None else asdict(test)),
     )
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pipeline.audit.conclusion import conclude, supported_of
+from pipeline.audit.conclusion import conclude, weakest
 from pipeline.audit.dependence import DEPENDENCE
 from pipeline.audit.history import answered_selections
 from pipeline.audit.scored import Each, Scored, in_order, scores_of, trained_texts
@@ -25,6 +25,7 @@ from pipeline.errors import UserError
 from pipeline.selection.bounds import Bound
 from pipeline.selection.collection import Blocks, DrawnBlocks, draw_blocks, joined_blocks, make_blocks
 from pipeline.selection.engine import Scores, answer_all
+from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import why_unbounded
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
@@ -157,7 +158,7 @@ def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfi
 
 
 def count_of(
-    selection: SelectionConfig, summary: Summary, collection: Collection, blind: bool | None, seed: int
+    selection: SelectionConfig, summary: Summary, collection: Collection, blind: Outcome, seed: int
 ) -> MemberCount | None:
     """The count of one selection, whether it may be stated or not; None where no theorem covers it.
 
@@ -169,7 +170,7 @@ def count_of(
         selection: a selection of direction members.
         summary: its answer.
         collection: the compared documents.
-        blind: whether the blind test of the verdict passed; None where it is inconclusive.
+        blind: outcome of the blind test of the verdict.
         seed: seed of the run.
     """
     if (
@@ -188,7 +189,7 @@ def count_of(
             confidence=summary.bound.confidence,
             at_least=summary.bound.members_at_least,
             n_units=summary.n_audit,
-            supported=supported_of(conclude([blind, summary.supported])),
+            conclusion=weakest([conclude([blind]), summary.conclusion]),
             **common,
         )
     blocks = collection.drawn(selection.detectors, seed)
@@ -203,7 +204,7 @@ def count_of(
         n_units=blocks.n_audited,
         documents_of_each=blocks.each,
         n_mixed=blocks.n_mixed,
-        supported=supported_of(conclude([blind, not other_failures(summary)])),
+        conclusion=conclude([blind, Outcome.FAILED if other_failures(summary) else Outcome.PASSED]),
         **common,
     )
 
@@ -231,7 +232,7 @@ def other_failures(summary: Summary) -> list[str]:
     return [
         check.sentence
         for name, check in summary.diagnostics.by_name().items()
-        if check.ok is False and not check.about_power and name not in _OF_SELECTION
+        if check.outcome == Outcome.FAILED and not check.about_power and name not in _OF_SELECTION
     ]
 
 

@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.audit.records import Record
 from pipeline.report.wording.conclusion import CONTRADICTED, UNCHECKED, UNCONFIRMED
 from pipeline.selection.bounds import Bound
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 
-Conclusion = Literal["supported", "inconclusive", "contradicted"]
-
-STYLES: dict[Conclusion, str] = {"supported": "green", "inconclusive": "yellow", "contradicted": "bold red"}
+STYLES: dict[ConclusionValue, str] = {
+    ConclusionValue.SUPPORTED: "green",
+    ConclusionValue.INCONCLUSIVE: "yellow",
+    ConclusionValue.CONTRADICTED: "bold red",
+}
 """How a terminal shows the words."""
 
 
-def conclude(checks: Iterable[bool | None]) -> Conclusion:
-    """The conclusion of checks that an answer rests on.
-
-    Args:
-        checks: False: it failed; True: it passed; None: it was inconclusive, or was not made.
-    """
-    results = list(checks)
-    if False in results:
-        return "contradicted"
-    return "inconclusive" if None in results else "supported"
+def conclude(outcomes: Iterable[Outcome]) -> ConclusionValue:
+    """The conclusion of checks that an answer rests on."""
+    return weakest(_CONCLUSIONS[outcome] for outcome in outcomes)
 
 
-def supported_of(conclusion: Conclusion) -> bool | None:
-    """The published truth value of a conclusion; None where it is inconclusive."""
-    return {"supported": True, "inconclusive": None, "contradicted": False}[conclusion]
+_CONCLUSIONS = {
+    Outcome.PASSED: ConclusionValue.SUPPORTED,
+    Outcome.INCONCLUSIVE: ConclusionValue.INCONCLUSIVE,
+    Outcome.FAILED: ConclusionValue.CONTRADICTED,
+}
 
 
-def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
+def weakest(conclusions: Iterable[ConclusionValue]) -> ConclusionValue:
+    """The conclusion of what rests on several answers: contradicted where one is, else inconclusive where one is."""
+    values = list(conclusions)
+    for value in (ConclusionValue.CONTRADICTED, ConclusionValue.INCONCLUSIVE):
+        if value in values:
+            return value
+    return ConclusionValue.SUPPORTED
+
+
+def bound_condition(conclusion: ConclusionValue, checked: bool = True) -> str | None:
     """Whether a bound may be stated, and the condition to state with it. No other function decides this.
 
     Args:
@@ -45,36 +52,23 @@ def bound_condition(conclusion: Conclusion, checked: bool = True) -> str | None:
         None: no bound may be stated. An empty string: it is stated without a condition. Otherwise the condition, which
         is stated with every bound.
     """
-    if conclusion == "contradicted":
-        return None
-    if conclusion == "supported":
+    if conclusion == ConclusionValue.SUPPORTED:
         return ""
-    return UNCONFIRMED if checked else UNCHECKED
+    if conclusion == ConclusionValue.INCONCLUSIVE:
+        return UNCONFIRMED if checked else UNCHECKED
+    return None
 
 
 class Concluded(Record):
     """An answer with the conclusion of its checks."""
 
-    supported: bool | None = Field(
-        description="False: a check contradicts it; true: none does, which is no proof; null: not checked, or the "
-        "blind test is inconclusive."
+    conclusion: ConclusionValue = Field(
+        description="supported: no check contradicts it, which is no proof; inconclusive: the blind test decided "
+        "nothing or was not made; contradicted: a check contradicts it."
     )
-    conclusion: Conclusion = Field(
-        "inconclusive",
-        description="supported: no check contradicts it; inconclusive: the blind test decided nothing or was not "
-        "made; contradicted: a check contradicts it.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _conclude(cls, value: Any) -> Any:
-        """Set the conclusion that follows from `supported`."""
-        if isinstance(value, dict) and value.get("supported") in (True, False, None):
-            return {**value, "conclusion": conclude([value.get("supported")])}
-        return value
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with changes, validated, so that the conclusion and the bound agree with the changed values."""
+        """A copy with changes, validated, so that the bound agrees with the changed conclusion."""
         return type(self).model_validate(super().model_copy(update=update, deep=deep).model_dump(by_alias=True))
 
 
@@ -97,6 +91,7 @@ class Bounded(Concluded):
         """Remove a bound that may not be stated."""
         if not isinstance(value, dict) or value.get("bound") is None:
             return value
-        if bound_condition(conclude([value.get("supported")])) is not None:
+        stated: Any = value.get("conclusion")
+        if bound_condition(stated) is not None:
             return value
         return {**value, "bound": None, "bound_withheld": CONTRADICTED}

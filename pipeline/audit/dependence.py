@@ -22,7 +22,7 @@ from pipeline.report.wording import dependence as wording
 from pipeline.report.wording.documents import counted
 from pipeline.selection.blocks import EXCESS, INFLATION, NONE, Blocks, Dependence, Related, Sizes
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.guarantees import beside
+from pipeline.selection.guarantees import Outcome, beside
 from pipeline.selection.passes import Answer
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.estimating import STOREY
@@ -172,7 +172,7 @@ def group_diagnostic(
     per_list = bool(unbounded) and procedure_of(selection.procedure).per_list
     failed = per_list or unsafe or (dependence is not None and not bh_stands)
     return GroupsDiagnostic(
-        ok=False if failed else None,
+        outcome=Outcome.FAILED if failed else Outcome.INCONCLUSIVE,
         sentence=" ".join(sentences),
         n_selected_by_bh=answer.n_bh if unsafe else None,
         n_selected_by_storey=_by_storey(answer) if unsafe else None,
@@ -421,8 +421,9 @@ def near_duplicates_diagnostic(
     if unbounded:
         sentences.append(wording.NO_BOUND)
     failed = unsafe or factor > INFLATION or (procedure_of(selection.procedure).per_list and unbounded)
+    harmless = Outcome.INCONCLUSIVE if audit.n_copies or calibration.n_copies else Outcome.PASSED
     return NearDuplicatesDiagnostic(
-        ok=False if failed else None if audit.n_copies or calibration.n_copies else True,
+        outcome=Outcome.FAILED if failed else harmless,
         sentence=" ".join(sentences),
         audit=audit,
         calibration=calibration,

@@ -11,8 +11,8 @@ from pipeline.audit.resolution import resolution
 from pipeline.audit.scored import Overlap, Scored
 from pipeline.audit.summary import (
     BlindDiagnostic,
+    Conclusion,
     CountDiagnostic,
-    Diagnostics,
     OverlapDiagnostic,
     ResolutionDiagnostic,
     ShareDiagnostic,
@@ -25,6 +25,7 @@ from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import TOKENS, WORDS, untested
 from pipeline.report.wording.conclusion import ONLY_SCORES
 from pipeline.report.wording.files import made_again_note
+from pipeline.selection.guarantees import Outcome
 from pipeline.selection.knockoff import SignSymmetry
 from pipeline.selection.passes import Answer
 
@@ -37,7 +38,7 @@ def diagnose(
     overlap: Overlap,
     blind_test: BlindTest,
     role: str,
-) -> Diagnostics:
+) -> Conclusion:
     """The checks of one selection, without those that `select` adds.
 
     Args:
@@ -47,7 +48,7 @@ def diagnose(
         blind_test: blind test of the role, from `run_blind_test`.
         role: the null role, whose documents calibrate.
     """
-    return Diagnostics(
+    return Conclusion(
         blind=blind_test.diagnostic,
         resolution=_resolution_diagnostic(answer, role),
         overlap=overlap.diagnostic,
@@ -58,27 +59,29 @@ def diagnose(
     )
 
 
-def diagnose_scores(answer: Answer, role: str) -> Diagnostics:
+def diagnose_scores(answer: Answer, role: str) -> Conclusion:
     """The checks of a selection with scores only, without texts or reliable ids.
 
     Args:
         answer: the selection's answer.
         role: the null role, whose documents calibrate.
     """
-    return Diagnostics(
-        blind=BlindDiagnostic(ok=None, sentence=untested(role, ONLY_SCORES)),
+    unknown = Outcome.INCONCLUSIVE
+    return Conclusion(
+        blind=BlindDiagnostic(outcome=unknown, tested=False, sentence=untested(role, ONLY_SCORES)),
         resolution=_resolution_diagnostic(answer, role),
-        overlap=OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0),
-        duplicates=CountDiagnostic(ok=None, sentence=wording.UNTESTED_IDS, count=0),
-        truncated=ShareDiagnostic(ok=None, sentence=wording.UNKNOWN_LENGTHS, share=0.0),
+        overlap=OverlapDiagnostic(outcome=unknown, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0),
+        duplicates=CountDiagnostic(outcome=unknown, sentence=wording.UNTESTED_IDS, count=0),
+        truncated=ShareDiagnostic(outcome=unknown, sentence=wording.UNKNOWN_LENGTHS, share=0.0),
         sign_symmetry=_symmetry_diagnostic(answer.symmetry),
     )
 
 
-def without_texts(diagnostics: Diagnostics, role: str) -> Diagnostics:
+def without_texts(diagnostics: Conclusion, role: str) -> Conclusion:
     """The checks of scores without texts; checks that compare texts are not made."""
-    overlap = OverlapDiagnostic(ok=None, sentence=wording.untested_overlap(role), n_calibration=0, n_audit=0)
-    near, unchecked = diagnostics.near_copies, {"ok": None, "sentence": wording.UNCHECKED_DUPLICATES}
+    unknown, untested_pairs = Outcome.INCONCLUSIVE, wording.untested_overlap(role)
+    overlap = OverlapDiagnostic(outcome=unknown, sentence=untested_pairs, n_calibration=0, n_audit=0)
+    near, unchecked = diagnostics.near_copies, {"outcome": unknown, "sentence": wording.UNCHECKED_DUPLICATES}
     near = None if near is None else near.model_copy(update=unchecked)
     return diagnostics.model_copy(update={"overlap": overlap, "near_copies": near, "families": None})
 
@@ -109,7 +112,8 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
-        return earlier or BlindTest(ok=None, sentence=untested(role, str(error), config.corpus.units))
+        sentence = untested(role, str(error), config.corpus.units)
+        return earlier or BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)
     write_part(scored.store, name, test)
     return test
 
@@ -117,24 +121,25 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
     """The check for repeated ids, which leave the guarantee intact: they are quarantined and count with p = 1."""
     count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
-    return CountDiagnostic(ok=None if count else True, sentence=wording.repeated_ids_sentence(count), count=count)
+    outcome = Outcome.INCONCLUSIVE if count else Outcome.PASSED
+    return CountDiagnostic(outcome=outcome, sentence=wording.repeated_ids_sentence(count), count=count)
 
 
 def _truncated_diagnostic(scored: Scored) -> ShareDiagnostic:
     if any(shard.scores for shard in scored.shards.values()):
-        return ShareDiagnostic(ok=None, sentence=wording.UNKNOWN_LENGTHS, share=0.0)
+        return ShareDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=wording.UNKNOWN_LENGTHS, share=0.0)
     total = sum(receipt.n_scored for receipt in scored.receipts)
     truncated = sum(receipt.n_truncated for receipt in scored.receipts)
     share = truncated / total if total else 0.0
-    ok = True if total and not truncated else None
-    return ShareDiagnostic(ok=ok, sentence=wording.truncated(truncated, total), share=share)
+    outcome = Outcome.PASSED if total and not truncated else Outcome.INCONCLUSIVE
+    return ShareDiagnostic(outcome=outcome, sentence=wording.truncated(truncated, total), share=share)
 
 
 def _finetuned_diagnostic(scored: Scored, role: str, n_trained: int) -> CountDiagnostic | None:
     if not scored.finetuned and not n_trained:
         return None
     count = scored.n_finetuned(role)
-    return CountDiagnostic(ok=True, sentence=wording.fine_tuned(count, role, n_trained), count=count)
+    return CountDiagnostic(outcome=Outcome.PASSED, sentence=wording.fine_tuned(count, role, n_trained), count=count)
 
 
 def _resolution_diagnostic(answer: Answer, role: str) -> ResolutionDiagnostic:
@@ -148,5 +153,4 @@ def _symmetry_diagnostic(symmetry: SignSymmetry | None) -> SymmetryDiagnostic | 
     """The check of sign symmetry; it never passes, because a test without contradiction proves no symmetry."""
     if symmetry is None:
         return None
-    ok = None if symmetry.ok else False
-    return SymmetryDiagnostic(ok=ok, sentence=symmetry.sentence, p_value=symmetry.p_value)
+    return SymmetryDiagnostic(outcome=symmetry.outcome, sentence=symmetry.sentence, p_value=symmetry.p_value)

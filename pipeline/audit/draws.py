@@ -25,6 +25,7 @@ from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import excerpt_of
 from pipeline.report.wording.documents import short_id
 from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
+from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shuffling import LEAST_DOCUMENTS, DrawCheck, NamingColumn, check_draws
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS
 from pipeline.store.receipts import Receipt
@@ -184,9 +185,9 @@ class DrawReader:
 def _diagnostic(table: DrawTable, independent: IndependentDraws, check: DrawCheck) -> ShuffleDiagnostic:
     failed, stating = check.failed(), [column for column in check.naming if column.states_place]
     least = min(check.tests, key=lambda test: test.p_value / check.limit(test.first), default=None)
-    ok = False if failed or stating else None if least is None else True
+    outcome = Outcome.FAILED if failed or stating else Outcome.INCONCLUSIVE if least is None else Outcome.PASSED
     return ShuffleDiagnostic(
-        ok=ok,
+        outcome=outcome,
         sentence=" ".join([*_findings(table, check), *left_out_sentences(table, independent)]),
         documents=check.documents,
         tests=len(check.tests),

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.summary import BlindOutcome
 from pipeline.audit.words import LEAST_SHARED
 from pipeline.selection.collection import joined_blocks
+from pipeline.selection.guarantees import Outcome
 
 HALVINGS = 5
 LEAST_BLOCKS = 4
@@ -55,16 +55,11 @@ class Blind:
         return self.high < 0.5
 
     @property
-    def outcome(self) -> BlindOutcome:
+    def outcome(self) -> Outcome:
         """Failed if the whole interval is above 0.53, passed if `is_alike` and the test could look."""
         if self.low > 0.5 + TOLERANCE:
-            return "failed"
-        return "passed" if is_alike(self.auc, self.high) and self.looked else "inconclusive"
-
-    @property
-    def ok(self) -> bool | None:
-        """Whether it passed or failed; None where it is inconclusive."""
-        return {"passed": True, "failed": False, "inconclusive": None}[self.outcome]
+            return Outcome.FAILED
+        return Outcome.PASSED if is_alike(self.auc, self.high) and self.looked else Outcome.INCONCLUSIVE
 
 
 def is_alike(auc: float, high: float) -> bool:

@@ -44,6 +44,9 @@ class HistoryEntry(VersionedRecord):
 
     sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     when: str = Field(description="Time of the answers, in UTC.")
     command: Command = Field(description="The command: seenset run, or seenset select.")
     overlap: str = Field(description="Treatment of calibration documents that are also audited.")
@@ -107,7 +110,7 @@ def note_answers(store: Store, config: AuditConfig, command: Command, summaries:
                 settings=selection.model_dump(mode="json", by_alias=True),
                 n_audit=summary.n_audit,
                 n_selected=summary.n_selected,
-                supported=summary.supported,
+                conclusion=summary.conclusion,
             )
             for selection, summary in zip(config.selections, summaries, strict=True)
         ],

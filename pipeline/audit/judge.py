@@ -22,7 +22,7 @@ from pipeline.audit.collection import (
     read_collection,
     summaries_of,
 )
-from pipeline.audit.conclusion import Conclusion, bound_condition, conclude, supported_of
+from pipeline.audit.conclusion import bound_condition, conclude
 from pipeline.audit.diagnostics import run_blind_test
 from pipeline.audit.draws import read_version_draws
 from pipeline.audit.scored import Each, Overlap, Scored
@@ -45,6 +45,7 @@ from pipeline.report.wording.conclusion import CONTRADICTED, ONLY_SCORES
 from pipeline.report.wording.next_step import AS_DRAWN, after_blind
 from pipeline.report.wording.numbers import sample_of
 from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.versions import (
     REDRAWS,
     VersionPart,
@@ -119,7 +120,7 @@ def judge_scores(
     """
     made = collection.blocks(setting.seed)
     result = permutation_test(made, setting.seed)
-    counts = [count_of(selection, summary, collection, blind.ok, setting.seed) for selection, summary in answers]
+    counts = [count_of(selection, summary, collection, blind.outcome, setting.seed) for selection, summary in answers]
     first, above = next(iter(counts), None), float(made.differences.mean())
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),
@@ -128,13 +129,13 @@ def judge_scores(
         counts=[count for count in counts if count is not None and bound_condition(count.conclusion) is not None],
         withheld=first is not None and bound_condition(first.conclusion) is None and first.at_least > 0,
         ungrouped=collection.ungrouped,
-        direction=Diagnostic(ok=above > 0, sentence=wording.direction(above)),
+        direction=Diagnostic(outcome=_is_above(above), sentence=wording.direction(above)),
     )
     conclusion, reasons = evidence.conclude()
     answer: Statement = "not shown"
     if evidence.shown:
-        answer = "not supported" if conclusion == "contradicted" else "trained on"
-    elif conclusion == "contradicted" and evidence.withheld:
+        answer = "not supported" if conclusion == ConclusionValue.CONTRADICTED else "trained on"
+    elif conclusion == ConclusionValue.CONTRADICTED and evidence.withheld:
         answer = "not supported"
     return CollectionVerdict(
         run=setting.run,
@@ -142,7 +143,7 @@ def judge_scores(
         limit=setting.limit,
         seed=setting.seed,
         answer=answer,
-        supported=supported_of(conclusion),
+        conclusion=conclusion,
         reasons=reasons,
         next=evidence.next_step(conclusion),
         sentences=[
@@ -187,9 +188,9 @@ class _Evidence:
     def shown(self) -> bool:
         return self.by_test or self.by_count
 
-    def next_step(self, conclusion: Conclusion) -> str | None:
+    def next_step(self, conclusion: ConclusionValue) -> str | None:
         """What to do next: after the blind test of the verdict, else after the checks of the first selection."""
-        if conclusion == "supported":
+        if conclusion == ConclusionValue.SUPPORTED:
             return None
         return after_blind(self.blind, "unseen") or (None if self.first is None else self.first.next)
 
@@ -205,29 +206,33 @@ class _Evidence:
     @property
     def condition(self) -> str | None:
         """The condition under which the verdict is stated, from `bound_condition`; that on groups comes first."""
-        condition = bound_condition(self.conclude()[0], self.blind.outcome != "not tested")
+        condition = bound_condition(self.conclude()[0], self.blind.tested)
         if condition is None or not self.ungrouped:
             return condition
         return ", and ".join([wording.IF_GROUPED, *([condition] if condition else [])])
 
-    def conclude(self) -> tuple[Conclusion, list[str]]:
+    def conclude(self) -> tuple[ConclusionValue, list[str]]:
         """The conclusion of the checks of the verdict, and the reasons why it is not supported.
 
         The test permutes whole blocks, so near-duplicates do not affect it; any other failed check of the first
         selection contradicts the verdict.
         """
         others = [] if self.first is None else other_failures(self.first)
-        if self.blind.ok is False:
-            return "contradicted", [self.blind.sentence]
+        if self.blind.outcome == Outcome.FAILED:
+            return ConclusionValue.CONTRADICTED, [self.blind.sentence]
         if others:
-            return "contradicted", others
+            return ConclusionValue.CONTRADICTED, others
         if self.withheld and not self.by_test and self.first is not None:
-            return "contradicted", [wording.see_selection(self.first.name)]
-        supported: bool | None = self.blind.ok
+            return ConclusionValue.CONTRADICTED, [wording.see_selection(self.first.name)]
+        conclusion = conclude([self.blind.outcome])
         if self.by_count and not self.by_test and self.count is not None:
-            supported = self.count.supported
-        conclusion = conclude([supported])
-        return conclusion, [unsettled(self.blind)] if conclusion == "inconclusive" else []
+            conclusion = self.count.conclusion
+        return conclusion, [unsettled(self.blind)] if conclusion == ConclusionValue.INCONCLUSIVE else []
+
+
+def _is_above(above: float) -> Outcome:
+    """The check of the direction: whether the mean difference of scores is positive, as training makes it."""
+    return Outcome.PASSED if above > 0 else Outcome.FAILED
 
 
 def _test_record(result: PermutationTest, collection: Collection, made: Blocks) -> BlockTest:
@@ -254,7 +259,7 @@ def audited_model(config: AuditConfig) -> str:
 
 def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list[str]:
     count, test = evidence.count, evidence.test
-    stated = "contradicted" not in (conclude([evidence.blind.ok]), evidence.conclude()[0])
+    stated = ConclusionValue.CONTRADICTED not in (conclude([evidence.blind.outcome]), evidence.conclude()[0])
     if not stated or (count is None and evidence.withheld):
         counted = [CONTRADICTED]
     elif evidence.ungrouped:
@@ -263,11 +268,11 @@ def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list
         counted = [wording.NO_COUNT]
     else:
         bounded = evidence.first is not None and evidence.first.bound is not None
-        counted = wording.counted_phrase(count, setting.sampled, evidence.blind.outcome != "not tested", bounded)
+        counted = wording.counted_phrase(count, setting.sampled, evidence.blind.tested, bounded)
     lines = [wording.head(setting.model, answer, evidence.shown_by, evidence.condition), *counted]
     compared = ONLY_SCORES not in evidence.blind.sentence
     lines.append(wording.tested(test, compared) if test is not None else wording.NO_TEST)
-    if test is not None and not evidence.direction.ok:
+    if test is not None and evidence.direction.outcome == Outcome.FAILED:
         lines.append(evidence.direction.sentence)
     lines.append(wording.ASSUMED)
     if setting.limit is not None:
@@ -324,7 +329,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         above=above,
     )
     answer: Statement = "trained on" if test.p_value <= LEVEL else "not shown"
-    contradicted = shuffle is not None and shuffle.ok is False
+    contradicted = shuffle is not None and shuffle.outcome == Outcome.FAILED
     if contradicted and answer == "trained on":
         answer = "not supported"
     return CollectionVerdict(
@@ -333,7 +338,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         limit=setting.limit,
         seed=setting.seed,
         answer=answer,
-        supported=not contradicted,
+        conclusion=ConclusionValue.CONTRADICTED if contradicted else ConclusionValue.SUPPORTED,
         reasons=[shuffle.sentence] if contradicted and shuffle is not None else [],
         next=f"{AS_DRAWN}." if contradicted else None,
         sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit, shuffle),
@@ -341,7 +346,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         counts=[],
         test=None,
         blind=NO_BLIND_TEST.diagnostic,
-        direction=Diagnostic(ok=above > 0, sentence=wording.direction_of_versions(above)),
+        direction=Diagnostic(outcome=_is_above(above), sentence=wording.direction_of_versions(above)),
         versions=test,
     )
 
@@ -377,12 +382,12 @@ def version_part(
 
 
 NO_BLIND_TEST = BlindTest(
-    ok=True,
-    outcome="not tested",
+    outcome=Outcome.PASSED,
+    tested=False,
     sentence=wording.NO_BLIND_TEST,
 )
 NO_OVERLAP = Overlap(
-    OverlapDiagnostic(ok=True, sentence=wording.NO_OVERLAP, n_calibration=0, n_audit=0),
+    OverlapDiagnostic(outcome=Outcome.PASSED, sentence=wording.NO_OVERLAP, n_calibration=0, n_audit=0),
     n_trained=0,
     keep=np.ones(0, dtype=bool),
 )

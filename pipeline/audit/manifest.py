@@ -112,8 +112,8 @@ class Manifest(Allocation, Provenance, VersionedRecord):
 
     sealed = True
 
-    schema_: Literal[2] = Field(  # type: ignore[assignment]
-        2, alias="schema", description="Version of the form of this file."
+    schema_: Literal[3] = Field(  # type: ignore[assignment]
+        3, alias="schema", description="Version of the form of this file and of the run directory."
     )
     shard_table: str | None = Field(None, description="SHA-256 of shards.json; null until it is written.")
 

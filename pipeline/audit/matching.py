@@ -36,6 +36,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 from pipeline.report.wording import blind as wording
 from pipeline.selection.conformal import halves, mix, shuffled
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import whole
 
 SHOWN_WORDS = 12
@@ -128,7 +129,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
     lines: list[str] = []
     for role in calibrating(plan.config):
         test = blind_tests.get(role)
-        if test is None or test.ok is not False:
+        if test is None or test.outcome != Outcome.FAILED:
             continue
         known, audit = ([d.text for _, d in sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
         audited, known_words = telling_words(known, audit)

@@ -20,6 +20,7 @@ from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.documents import NAMED, short_id
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.pieces import SortedRows
 
 LEAST_SELECTED = 2
@@ -59,10 +60,11 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
     if tail is None:
         return None
     if not test.looked and not tail.significant:
-        return TailDiagnostic(ok=None, sentence=wording.unseen_tail(listed.role, test.by), p_value=tail.p_value)
+        unseen = wording.unseen_tail(listed.role, test.by)
+        return TailDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=unseen, p_value=tail.p_value)
     if not tail.significant or tail.share is None:
         sentence = wording.no_tail(listed.role, test.by, tail.p_value)
-        return TailDiagnostic(ok=True, sentence=sentence, p_value=tail.p_value)
+        return TailDiagnostic(outcome=Outcome.PASSED, sentence=sentence, p_value=tail.p_value)
     n_compared, inside = _selected_in(tail, listed)
     contradicted = len(inside) >= LEAST_SELECTED and len(inside) / n_compared - tail.share > listed.alpha / 2
     names = [doc_id for _, doc_id in inside[:NAMED]] if inside else _audited_names(tail, listed.scored)
@@ -71,7 +73,7 @@ def tail_diagnostic(test: BlindTest, listed: Listed) -> TailDiagnostic | None:
     sentence += wording.highest([*map(short_id, names)], selected=bool(inside))
     sentence += wording.tail_outcome(listed.role, contradicted, len(listed.selected))
     return TailDiagnostic(
-        ok=False if contradicted else None,
+        outcome=Outcome.FAILED if contradicted else Outcome.INCONCLUSIVE,
         sentence=sentence,
         p_value=tail.p_value,
         share=tail.share,
@@ -128,7 +130,7 @@ def families_diagnostic(duplicates: Mapping[Role, NearDuplicates], listed: Liste
         if candidate is not None and p_value is not None and p_value <= TAIL_LEVEL:
             return _found_family(*candidate, p_value, listed)
     sentence = wording.no_family(role, p_value)
-    return FamiliesDiagnostic(ok=True, sentence=sentence, p_value=p_value)
+    return FamiliesDiagnostic(outcome=Outcome.PASSED, sentence=sentence, p_value=p_value)
 
 
 def one_role_p(size: int, n_audit: int, n_calibration: int, families: int) -> float:
@@ -192,7 +194,7 @@ def _found_family(kind: Role, rows: pa.Table, p_value: float, listed: Listed) ->
     if contradicted:
         sentence += wording.family_outcome(listed.role)
     return FamiliesDiagnostic(
-        ok=False if contradicted else None,
+        outcome=Outcome.FAILED if contradicted else Outcome.INCONCLUSIVE,
         sentence=sentence,
         p_value=p_value,
         role=kind,

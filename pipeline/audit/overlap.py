@@ -16,6 +16,7 @@ from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import NearDuplicateIndex, likeness
 from pipeline.errors import UserError
 from pipeline.report.wording.documents import named_pairs, shared_sentence
+from pipeline.selection.guarantees import Outcome
 
 NAMED_PAIRS = 3
 """Maximum number of pairs of near-duplicates that are named."""
@@ -102,7 +103,7 @@ def find_shared(
         for at, place, share in first[:NAMED_PAIRS]
     ]
     diagnostic = OverlapDiagnostic(
-        ok=True,
+        outcome=Outcome.PASSED,
         sentence="",
         n_calibration=int(np.count_nonzero(near)),
         n_equal=int(np.count_nonzero(equal)),

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -39,6 +39,7 @@ from pipeline.report.wording.documents import checked_before
 from pipeline.report.wording.files import checked_after, made_again_note
 from pipeline.report.wording.next_step import after_blind
 from pipeline.selection.blocks import Related
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
 
@@ -78,6 +79,9 @@ class PreflightChecks(VersionedRecord):
 
     sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
     whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")
     overlap: dict[Role, OverlapDiagnostic] = Field(description="Overlap of each known role with the audited documents.")
@@ -228,7 +232,8 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
 
 def _steps(tests: Mapping[Role, BlindDiagnostic], config: AuditConfig) -> list[str]:
     """What to do after failed blind tests."""
-    failed = {role: tests[role] for role in calibrating(config) if role in tests and tests[role].ok is False}
+    known = {role: tests[role] for role in calibrating(config) if role in tests}
+    failed = {role: test for role, test in known.items() if test.outcome == Outcome.FAILED}
     return [step for role, test in failed.items() if (step := after_blind(test, role))]
 
 
@@ -238,13 +243,13 @@ def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     checks: list[Diagnostic | None] = [checked.duplicates]
     for role in calibrating(config):
         checks += [checked.overlap.get(role), checked.blind.get(role)]
-    words = {True: "", None: NOTE, False: WARNING}
-    lines = [f"{words[check.ok]}{check.sentence}" for check in checks if check is not None]
+    words = {Outcome.PASSED: "", Outcome.INCONCLUSIVE: NOTE, Outcome.FAILED: WARNING}
+    lines = [f"{words[check.outcome]}{check.sentence}" for check in checks if check is not None]
     if draws is not None:
         quiet = NOTE if draws.shuffle.left_out else ""
-        lines.insert(1, f"{words[draws.shuffle.ok] or quiet}{draws.shuffle.sentence}")
+        lines.insert(1, f"{words[draws.shuffle.outcome] or quiet}{draws.shuffle.sentence}")
     blind_checks = [one for one in checks if isinstance(one, BlindDiagnostic)]
-    undecided = [one for one in blind_checks if one.outcome == "inconclusive" and not one.below]
+    undecided = [one for one in blind_checks if one.tested and one.outcome == Outcome.INCONCLUSIVE and not one.below]
     if undecided:
         blocks = any(one.n_audit_blocks is not None for one in undecided)
         lines.append(f"{NOTE}{how_decided(undecided[0].by, blocks)}")
@@ -387,14 +392,14 @@ def _near(keys: _RoleKeys, config: AuditConfig) -> tuple[NearDuplicates, Related
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:
     count = sum(keys.repeats.size for keys in read)
     if not count:
-        return CountDiagnostic(ok=True, sentence=wording.NO_REPEATED_ID, count=0)
+        return CountDiagnostic(outcome=Outcome.PASSED, sentence=wording.NO_REPEATED_ID, count=0)
     places = [(keys, int(position)) for keys in read for position in keys.repeats[:EXAMPLES]][:EXAMPLES]
     over = count > config.error_budget * sum(len(keys.keys) for keys in read)
     budget, whole = config.error_budget if over else None, all(keys.whole for keys in read)
     sentence = wording.repeated_ids_to_come(count, [keys.doc_id(place) for keys, place in places], budget, whole)
     of_file = places[0][0].whole_file(places[0][1])
     sentence += wording.repeats_differ(of_file.name, distinguishing_column(of_file))
-    return CountDiagnostic(ok=None, sentence=sentence, count=count)
+    return CountDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=sentence, count=count)
 
 
 def check_before_scoring(
@@ -425,7 +430,7 @@ def check_before_scoring(
     counts = {str(role): n if checked.whole else _at_least(n, plan, role) for role, n in checked.documents.items()}
     roles = {role: {"documents": n, "exact": False} for role, n in counts.items()}
     for entry in outlooks(plan.config, roles, None, checked.blocks, checked.whole):
-        if entry["ok"] is False:
+        if entry["outcome"] == Outcome.FAILED:
             lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
     if lines and not checked.whole:
         say(checked_before(checked.scope))

@@ -18,6 +18,7 @@ from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_o
 from pipeline.report.wording import numbers as wording
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.guarantees import Outcome
 from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Rule, applied_to
@@ -77,7 +78,13 @@ def _outlook_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
     assert by is not None
     least, sentence = by.fewest(selection.exact_alpha, m, None)
     expected = [asdict(one) for one in EXPECTED]
-    return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence, "expected": expected}
+    return {
+        **facts,
+        "minimum_selectable": least,
+        "outcome": _reaches(least, m),
+        "sentence": sentence,
+        "expected": expected,
+    }
 
 
 def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> Allocated:
@@ -112,7 +119,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
     chosen, calibrated = procedure_of(selection.procedure), calibration_of(selection.calibration)
     if chosen.fewest is not None:
         least, sentence = chosen.fewest(selection.detectors, alpha, m)
-        return {**facts, "minimum_selectable": least, "ok": least <= m, "sentence": sentence}
+        return {**facts, "minimum_selectable": least, "outcome": _reaches(least, m), "sentence": sentence}
     role = NULL_ROLE[selection.direction]
     sought = SOUGHT_ROLE[selection.direction]
     procedure, halved = applied_to(selection, known_members=calibration.get(sought, 0) > 0)
@@ -130,7 +137,7 @@ def _outlook(selection: SelectionConfig, m: int, calibration: Mapping[str, int],
         elif not chosen.built_in:
             given = wording.ResolutionFacts(n, m, role, PLAIN)
             sentence = wording.shortest_list_of_plugin(given, needed, selection.procedure)
-            figures |= {"sentence": sentence, "ok": None}
+            figures |= {"sentence": sentence, "outcome": Outcome.INCONCLUSIVE}
     return {**facts, **figures, "sentence": wording.before_pass(figures["sentence"], at_most)}
 
 
@@ -141,18 +148,23 @@ def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: 
     sentence = wording.shortest_list_by_share(
         wording.ResolutionFacts(rule.calibrating(known), m, role, basis),
         (needed, half, best),
-        figures["ok"],
+        figures["outcome"],
         figures["calibration_for_1_percent"],
     )
-    ok = False if best > m else figures["ok"] or None
-    return {"sentence": sentence, "ok": ok, "minimum_at_best": best}
+    outcome = Outcome.PASSED if figures["outcome"] == Outcome.PASSED else Outcome.INCONCLUSIVE
+    return {"sentence": sentence, "outcome": Outcome.FAILED if best > m else outcome, "minimum_at_best": best}
+
+
+def _reaches(least: int, m: int) -> Outcome:
+    """Whether anything can be selected of m documents, where only the length of the shortest list is known."""
+    return Outcome.PASSED if least <= m else Outcome.FAILED
 
 
 def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis: Basis) -> dict[str, Any]:
     """Whether n calibration documents suffice to select some of m documents (docs/methods.md, section 3.11).
 
-    `ok` is False where nothing can be selected, True where as few as 1% can, and None in between, as in most
-    audits, where the number is a fact and not a fault.
+    `outcome` is failed where nothing can be selected, passed where as few as 1% can, and inconclusive in between, as
+    in most audits, where the number is a fact and not a fault.
 
     Args:
         n: number of calibration documents.
@@ -163,8 +175,13 @@ def resolution(n: int, m: int, needed: int, enough: int | None, role: str, basis
         basis: the basis of the numbers.
     """
     fewest = max(1, m // 100)
-    ok = False if needed > m else True if needed <= fewest else None
+    outcome = Outcome.FAILED if needed > m else Outcome.PASSED if needed <= fewest else Outcome.INCONCLUSIVE
     sentence = basis.sentence
     if sentence is None:
-        sentence = wording.shortest_list(wording.ResolutionFacts(n, m, role, basis), needed, ok, enough)
-    return {"minimum_selectable": needed, "calibration_for_1_percent": enough, "ok": ok, "sentence": sentence}
+        sentence = wording.shortest_list(wording.ResolutionFacts(n, m, role, basis), needed, outcome, enough)
+    return {
+        "minimum_selectable": needed,
+        "calibration_for_1_percent": enough,
+        "outcome": outcome,
+        "sentence": sentence,
+    }

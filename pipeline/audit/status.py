@@ -40,6 +40,9 @@ class Status(VersionedRecord):
 
     sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     state: RunState = Field(
         description="running; complete; incomplete: the same command resumes it; failed: see the message."
     )

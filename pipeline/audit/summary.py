@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pipeline.audit.conclusion import Bounded, Conclusion, bound_condition, conclude, supported_of
+from pipeline.audit.conclusion import Bounded, bound_condition, conclude
 from pipeline.audit.digests import check_answer, no_digests
 from pipeline.audit.records import Record, VersionedRecord, read_record
 from pipeline.audit.words import LEAST_SHARED
@@ -18,7 +18,7 @@ from pipeline.errors import ExitCode
 from pipeline.report.wording import conclusion as wording
 from pipeline.report.wording.files import answered_by
 from pipeline.report.wording.next_step import next_step
-from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
+from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
 from pipeline.selection.passes import Answer
 from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
@@ -30,13 +30,10 @@ class Diagnostic(Record):
     about_power: ClassVar[bool] = False
     """Whether a failed check leaves the guarantee intact and only states how little could have been selected."""
 
-    ok: bool | None = Field(
-        description="Whether the check passed; null where it could not be made, or only reports a number."
+    outcome: Outcome = Field(
+        description="passed; failed; inconclusive: it could not be made, decided nothing, or only reports a number."
     )
     sentence: str = Field(description="The check and its result, in words that need no statistics.")
-
-
-BlindOutcome = Literal["passed", "failed", "inconclusive", "not tested"]
 
 
 class BlindDiagnostic(Diagnostic):
@@ -45,10 +42,14 @@ class BlindDiagnostic(Diagnostic):
     Numbers are null if not tested.
     """
 
-    outcome: BlindOutcome = Field(
-        "not tested",
-        description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: too few "
-        "documents, or too few words in common, to say either.",
+    outcome: Outcome = Field(
+        description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: not tested, "
+        "or too few documents, or too few words in common, to say either."
+    )
+    tested: bool = Field(
+        True,
+        description="Whether the test was made; false: no texts could be read, or documents have versions, which need "
+        "no test.",
     )
     by: str = Field(
         "words",
@@ -84,14 +85,6 @@ class BlindDiagnostic(Diagnostic):
     def below(self) -> bool:
         """Whether the whole interval of the area is below 0.5, as where documents of the two roles are paired."""
         return self.high is not None and self.high < 0.5
-
-    @model_validator(mode="before")
-    @classmethod
-    def _outcome_of_ok(cls, value: Any) -> Any:
-        """Derive the outcome of a test that has only `ok`."""
-        if isinstance(value, dict) and "outcome" not in value and value.get("ok") is not None:
-            return {**value, "outcome": "passed" if value["ok"] else "failed"}
-        return value
 
 
 class ResolutionDiagnostic(Diagnostic):
@@ -239,8 +232,8 @@ class ShuffleDiagnostic(Diagnostic):
     limit: float | None = Field(None, description="The p-value below which it contradicts the draw; null for no test.")
 
 
-class Diagnostics(Record):
-    """The checks of a selection, by name."""
+class Conclusion(Record):
+    """The checks of an answer, by name, and what follows from them."""
 
     blind: BlindDiagnostic = Field(
         description="Whether words alone distinguish calibration documents from audited ones."
@@ -289,15 +282,12 @@ class Diagnostics(Record):
     def failures(self) -> list[str]:
         """The sentences of the failed checks that the guarantee depends on."""
         checks = self.by_name().values()
-        return [check.sentence for check in checks if check.ok is False and not check.about_power]
+        return [check.sentence for check in checks if check.outcome == Outcome.FAILED and not check.about_power]
 
-    def conclusion(self) -> Conclusion:
+    @property
+    def value(self) -> ConclusionValue:
         """Contradicted where a check that the guarantee rests on failed; else inconclusive where the blind test is."""
-        return "contradicted" if self.failures() else conclude([self.blind.ok])
-
-    def support(self) -> bool | None:
-        """The conclusion as a truth value; None where it is inconclusive."""
-        return supported_of(self.conclusion())
+        return ConclusionValue.CONTRADICTED if self.failures() else conclude([self.blind.outcome])
 
 
 class SeriesPlace(Record):
@@ -322,8 +312,8 @@ class SeriesPlace(Record):
 class Summary(Bounded, VersionedRecord):
     """The answer of one selection: `selection/<name>/summary.json`."""
 
-    schema_: Literal[2] = Field(  # type: ignore[assignment]
-        2, alias="schema", description="Version of the form of this file."
+    schema_: Literal[3] = Field(  # type: ignore[assignment]
+        3, alias="schema", description="Version of the form of this file."
     )
     name: str = Field(description="Name of the selection, and of its folder under selection/.")
     procedure: str = Field(description="The procedure that chose the selected.")
@@ -370,14 +360,14 @@ class Summary(Bounded, VersionedRecord):
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
     )
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
-    diagnostics: Diagnostics = Field(description="Checks of the documents.")
+    diagnostics: Conclusion = Field(description="Checks of the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     series: SeriesPlace | None = Field(None, description="Place in a schedule of scans; null where there is none.")
 
     @property
     def checked(self) -> bool:
         """Whether the check that calibration and audited documents are alike was made, regardless of its result."""
-        return self.diagnostics.blind.outcome != "not tested"
+        return self.diagnostics.blind.tested
 
     @property
     def condition(self) -> str | None:
@@ -385,16 +375,16 @@ class Summary(Bounded, VersionedRecord):
         return bound_condition(self.conclusion, self.checked)
 
     @property
-    def standing(self) -> str:
+    def conclusion_shown(self) -> str:
         """The conclusion of the checks, as a word for tables."""
-        return wording.standing(self.conclusion, self.checked)
+        return wording.conclusion_shown(self.conclusion, self.checked)
 
     @property
     def remarks(self) -> list[str]:
         """Notes on the guarantee for readers of the numbers, one line each; empty where nothing contradicts it."""
-        if self.conclusion == "contradicted":
+        if self.conclusion == ConclusionValue.CONTRADICTED:
             return [f"{wording.WARNING}: {reason}" for reason in self.reasons]
-        return [] if self.conclusion == "supported" else [unsettled(self.diagnostics.blind)]
+        return [] if self.conclusion == ConclusionValue.SUPPORTED else [unsettled(self.diagnostics.blind)]
 
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, with the reason."""
@@ -405,19 +395,19 @@ class Summary(Bounded, VersionedRecord):
         count = wording.selected(self.n_selected, self.n_audit)
         level = f"alpha {self.alpha:g}" if self.series is None else self.series.clause()
         settings = f"{self.procedure}, {level}"
-        if self.conclusion == "contradicted":
+        if self.conclusion == ConclusionValue.CONTRADICTED:
             return wording.contradicted_line(self.name, " ".join(self.remarks), count, settings)
-        return wording.line(self.name, count, f"{settings}, {self.guarantee}", self.standing)
+        return wording.line(self.name, count, f"{settings}, {self.guarantee}", self.conclusion_shown)
 
 
 def unsettled(blind: BlindDiagnostic) -> str:
     """Why a blind test leaves an answer inconclusive."""
-    return wording.inconclusive_sentence(blind.sentence, blind.outcome != "not tested")
+    return wording.inconclusive_sentence(blind.sentence, blind.tested)
 
 
 def unsupported(summaries: Iterable[Summary]) -> list[str]:
     """The names of the selections that a check contradicts."""
-    return [summary.name for summary in summaries if summary.conclusion == "contradicted"]
+    return [summary.name for summary in summaries if summary.conclusion == ConclusionValue.CONTRADICTED]
 
 
 def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
@@ -435,7 +425,7 @@ def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
 def make_summary(
     selection: SelectionConfig,
     answer: Answer,
-    diagnostics: Diagnostics,
+    diagnostics: Conclusion,
     n_selected: int,
     n_quarantined: int,
     limit: int | None = None,
@@ -470,7 +460,7 @@ def make_summary(
         guarantee=answer.guarantee,
         assumption=answer.assumption,
         promise=answer.promise,
-        supported=diagnostics.support(),
+        conclusion=diagnostics.value,
         reasons=diagnostics.failures(),
         next=next_step(diagnostics.by_name(), diagnostics.blind, NULL_ROLE[selection.direction]),
         minimum_selectable=fewest,

@@ -91,6 +91,9 @@ class CollectionVerdict(Concluded, VersionedRecord):
 
     sealed = True
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     run: str = Field(description="The run directory.")
     model: str = Field(description="The model that scored the documents.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")

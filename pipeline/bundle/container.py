@@ -28,7 +28,7 @@ COMMENT = b"seenset evidence bundle"
 MOST_BYTES = 4_000_000_000
 """Maximum size of all members: offsets in the headers have 32 bits."""
 
-FORM = 3
+FORM = 4
 """Version of the format of bundles."""
 
 _DATE = 1 << 5 | 1  # 1980-01-01, the earliest date of a zip
@@ -56,8 +56,8 @@ class BundleIndex(VersionedRecord):
 
     sealed = True
 
-    schema_: Literal[3] = Field(  # type: ignore[assignment]
-        3, alias="schema", description="Version of the form of bundles; earlier ones had other checks and columns."
+    schema_: Literal[4] = Field(  # type: ignore[assignment]
+        4, alias="schema", description="Version of the form of bundles; earlier ones had other checks and columns."
     )
     format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="Type of the file.")
     seenset: str = Field(description="Version of the program that wrote it.")

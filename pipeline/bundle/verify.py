@@ -21,7 +21,7 @@ from pipeline.audit.diagnostics import diagnose_scores, without_texts
 from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
 from pipeline.audit.manifest import Manifest
 from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
-from pipeline.audit.summary import BlindDiagnostic, Diagnostic, Diagnostics, Summary, make_summary, series_place
+from pipeline.audit.summary import BlindDiagnostic, Conclusion, Diagnostic, Summary, make_summary, series_place
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
@@ -47,7 +47,7 @@ from pipeline.selection.procedures import check_known
 from pipeline.selection.schedule import Slot, share_of
 from pipeline.stages.events import FEATURES
 
-Outcome = Literal["holds", "stated", "refuted"]
+Finding = Literal["holds", "stated", "refuted"]
 
 CLOSE = 1e-9
 """Relative tolerance for floating-point numbers, because processors round differently."""
@@ -60,7 +60,7 @@ MOST_NAMED = 20
 class Checked:
     """A statement of a bundle, and the result of its check."""
 
-    outcome: Outcome  # stated: by the run only; scores do not determine it
+    outcome: Finding  # stated: by the run only; scores do not determine it
     about: str
     sentence: str
 
@@ -226,7 +226,7 @@ class _Bundle:
             return
         roots, scored = self.versions.roots(), len(self.versions.table)
         if sum(roots.values()) < scored:
-            outcome: Outcome = "stated" if commitment is None else "refuted"
+            outcome: Finding = "stated" if commitment is None else "refuted"
             missing = scored - sum(roots.values())
             yield Checked(outcome, about, f"{missing:,} of {scored:,} documents have no salt, so none leads to a root")
         for root, count in roots.items():
@@ -325,7 +325,7 @@ class _Bundle:
         }
         if self.versions is not None:
             known["shuffle"] = self.versions.draws.diagnostic
-        diagnostics = build(Diagnostics, stated.get("diagnostics") or {}).model_copy(update=known)
+        diagnostics = build(Conclusion, stated.get("diagnostics") or {}).model_copy(update=known)
         dependent = False
         if self.versions is None:
             diagnostics, dependent = self._dependence(selection, recomputed, diagnostics)
@@ -338,8 +338,8 @@ class _Bundle:
         return made.without_bound(GROUPED) if dependent else made
 
     def _dependence(
-        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Diagnostics
-    ) -> tuple[Diagnostics, bool]:
+        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Conclusion
+    ) -> tuple[Conclusion, bool]:
         """The checks of dependent documents, and whether these leave no bound.
 
         The numbers of near-duplicates are those that the run states; families and groups of documents are bundled.

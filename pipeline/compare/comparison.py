@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -140,6 +140,9 @@ class SelectionChange(Record):
 class Comparison(VersionedRecord):
     """The comparison of two runs: `comparison.json`."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     a: RunRecord = Field(description="Run A, the first one that was given.")
     b: RunRecord = Field(description="Run B, the second one.")
     documents: Shared = Field(description="Number of documents that the runs share.")

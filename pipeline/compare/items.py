@@ -87,7 +87,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
         selection=name,
         n_clean=n_clean,
         warnings=[*doubtful_runs([run], [summary]), *limited, *([] if n_clean else [wording.NOTHING_CLEAN])],
-        **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "supported", "reasons"}),
+        **summary.model_dump(include={"alpha", "n_audit", "guarantee", "promise", "conclusion", "reasons"}),
     )
     return record, items
 
@@ -108,7 +108,7 @@ def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tu
         guarantee=report.proved.guarantee,
         promise=report.proved.promise,
         warnings=[*report.warnings, *([] if clean else [f"{wording.NOTHING_CLEAN}. {report.resolution()}"])],
-        **report.model_dump(include={"alpha", "n_audit", "supported", "reasons"}),
+        **report.model_dump(include={"alpha", "n_audit", "conclusion", "reasons"}),
     )
     return record, _items(runs[0], summaries[0], clean)
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.audit.conclusion import Concluded
+from pipeline.audit.conclusion import Concluded, weakest
 from pipeline.audit.records import Record, VersionedRecord
 from pipeline.audit.summary import Summary
 from pipeline.compare.finished_runs import (
@@ -34,7 +35,7 @@ from pipeline.report.tables import of_numbers
 from pipeline.report.wording import comparison as wording
 from pipeline.report.wording.conclusion import WARNING
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.guarantees import JOINTLY, GuaranteeKind
+from pipeline.selection.guarantees import JOINTLY, ConclusionValue, GuaranteeKind
 from pipeline.selection.joint import (
     JointCut,
     JointEvidence,
@@ -82,6 +83,9 @@ class JointList(Record):
 class JointReport(Concluded, VersionedRecord):
     """The joint selection of several runs: `joint.json`."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     selection: str = Field(description="The selection of every run that was joined.")
     direction: Direction = Field(description="clean: under no model trained on; members: under every one.")
     alpha: float = Field(description="Largest share of the selected that may be wrong, in (0, 1).")
@@ -253,12 +257,11 @@ def _report(
             )
         )
     small = joint_resolution(evidence)
-    standing = [summary.supported for summary in summaries]
     models = [
         JointModel(
             **run_record(run).model_dump(),
             **summary.model_dump(
-                include={"procedure", "n_audit", "n_quarantined", "n_calibration", "n_selected", "alpha", "supported"}
+                include={"procedure", "n_audit", "n_quarantined", "n_calibration", "n_selected", "alpha", "conclusion"}
             ),
             factor=float(one.factor),
         )
@@ -273,7 +276,7 @@ def _report(
         n_audit=shared.n_shared,
         proved=lists[0],
         largest_p=lists[1],
-        supported=False if False in standing else (None if None in standing else True),
+        conclusion=weakest(summary.conclusion for summary in summaries),
         reasons=[f"{run.store.url}: {reason}" for run, summary, _ in named for reason in summary.reasons],
         warnings=_warnings(runs, summaries, shared, small),
         fewest=small.fewest,
@@ -302,8 +305,8 @@ def doubtful_runs(runs: Sequence[FinishedRun], summaries: Sequence[Summary]) -> 
     """Why runs are inconclusive, and what to do next; what contradicts others is a reason of its own."""
     lines: list[str] = []
     for run, one in zip(runs, summaries, strict=True):
-        if one.conclusion != "supported":
-            remarks = one.remarks if one.conclusion == "inconclusive" else []
+        if one.conclusion != ConclusionValue.SUPPORTED:
+            remarks = one.remarks if one.conclusion == ConclusionValue.INCONCLUSIVE else []
             lines += [f"{run.store.url}: {line}" for line in [*remarks, *([f"next: {one.next}"] if one.next else [])]]
     return lines
 

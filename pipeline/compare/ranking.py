@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -104,6 +104,9 @@ class TaskRanking(Record):
 class RankingReport(VersionedRecord):
     """A benchmark's ranking on all items and on the clean ones: `ranking.json`."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     clean: CleanItems = Field(description="The items that were selected as clean, and the guarantee.")
     tasks: list[TaskRanking] = Field(description="The tasks, in the order of the results.")
     intervals: str = Field(wording.RANKING_INTERVALS, description="Explanation of the intervals.")

@@ -21,6 +21,7 @@ from pipeline.errors import visible
 from pipeline.export.request import ExportPlan
 from pipeline.report.wording import export as wording
 from pipeline.report.wording.bounds import bound_sentence
+from pipeline.selection.guarantees import ConclusionValue
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
@@ -77,7 +78,7 @@ def make_card(plan: ExportPlan, counts: ExportCounts, remarks: Sequence[str], da
         sentences=[quarantine_sentence(plan, counts), *remarks],
         promise=_guarantee(plan, history),
         summary=summary,
-        guarantee=summary.guarantee if summary.conclusion != "contradicted" else "none: see above",
+        guarantee=summary.guarantee if summary.conclusion != ConclusionValue.CONTRADICTED else "none: see above",
         alpha=f"{summary.alpha:g}",
         strict=f"{summary.strict.n_selected:,} selected ({summary.strict.procedure})",
         counts=_count_rows(plan, counts),
@@ -112,7 +113,7 @@ def _guarantee(plan: ExportPlan, history: Sequence[HistoryEntry]) -> list[str]:
     lines = list(summary.remarks)
     if not plan.keeps_selected:
         lines.append(wording.SELECTED_NOT_HERE)
-    if summary.conclusion != "contradicted":
+    if summary.conclusion != ConclusionValue.CONTRADICTED:
         lines += wording.stated_guarantee(summary.alpha, summary.promise, summary.assumption)
     lines += [bound] if bound is not None else []
     return lines + ([repeated] if repeated is not None else [])

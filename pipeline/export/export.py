@@ -77,7 +77,6 @@ class Exported:
             "selection": plan.summary.name,
             "direction": plan.summary.direction,
             "keep": plan.keep,
-            "supported": plan.summary.supported,
             "conclusion": plan.summary.conclusion,
             "n_audit": counts.audited,
             "n_selected": counts.selected,

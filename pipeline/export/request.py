@@ -23,6 +23,7 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError, nearest
 from pipeline.report.wording.conclusion import WARNING
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
@@ -104,7 +105,7 @@ def resolve_request(request: ExportRequest) -> ExportPlan:
     summary = _summary(store, manifest, request)
     if request.task is not None and request.form != "samples":
         raise UserError("--task names the task of --samples: give both")
-    if summary.conclusion == "contradicted" and not request.unsupported_too:
+    if summary.conclusion == ConclusionValue.CONTRADICTED and not request.unsupported_too:
         raise UserError(
             f"selection {summary.name} is {WARNING}: {' '.join(summary.reasons)} "
             "To export it nevertheless, marked so: --unsupported-too"

@@ -21,6 +21,7 @@ from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict
 from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.formats import format_named
+from pipeline.selection.guarantees import ConclusionValue
 
 CheckVerdict = Literal["failed", "inconclusive", "limited", "passed", "noted"]
 
@@ -75,7 +76,7 @@ class BriefAnswer(Record):
     question: str = Field(description="The question, and its detectors.")
     selected: str = Field(description="Number of selected documents, and of how many.")
     bound: str = Field(description="At most how many of them are wrong, or that no bound is stated.")
-    standing: str = Field(description="The conclusion of the checks: supported, inconclusive or contradicted.")
+    conclusion: ConclusionValue = Field(description="The conclusion of the checks, as in `summary`.")
     reason: str | None = Field(description="Why it is contradicted or inconclusive; null where it is supported.")
     claim: str = Field(description="What was selected; a contradiction of the guarantee is stated first.")
     condition: str = Field(description="Condition of the next three sentences, or that nothing is guaranteed.")
@@ -189,6 +190,9 @@ class QuarantineReport(Record):
 class Report(VersionedRecord):
     """The content of the report of a run: `report/report.json`."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     run: str = Field(description="The run directory.")
     limit: int | None = Field(description="The most documents of each role that were read; null when all were.")
     texts: bool = Field(description="Whether texts of documents are shown.")

@@ -17,6 +17,7 @@ from pipeline.report.templates import BLUE, GREEN, INK, ORANGE, FigureImage, cou
 from pipeline.report.wording.bounds import condition
 from pipeline.report.wording.brief import n_versions
 from pipeline.report.wording.numbers import documents, null_share, percent, share_text
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def _thinned(x: np.ndarray, y: np.ndarray, threshold: float | None) -> tuple[np.
 def _alpha_figure(selection: SelectionFacts, whole: AlphaCurve) -> FigureImage:
     curve = _up_to(whole, max(selection.summary.alpha, LARGEST_ALPHA))
     alpha, at = selection.summary.alpha, curve.alphas.index(selection.summary.alpha)
-    size, void = curve.n_selected[at], selection.summary.conclusion == "contradicted"
+    size, void = curve.n_selected[at], selection.summary.conclusion == ConclusionValue.CONTRADICTED
     bounds = None if selection.summary.bound is None else curve.right_at_least
     sure = percent(curve.confidence) if curve.confidence is not None else ""
 

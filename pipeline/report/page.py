@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from markupsafe import Markup
@@ -222,7 +223,7 @@ def _without_folders(report: Report, folders: Folders) -> Report:
 
 def _relative(value: Any, folders: Folders) -> Any:
     """A value with all of its texts made relative."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not isinstance(value, StrEnum):  # a word of a fixed set holds no path
         return folders.without(value)
     if isinstance(value, list):
         return [_relative(one, folders) for one in value]

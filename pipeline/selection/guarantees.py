@@ -1,9 +1,10 @@
-"""The guarantees of procedures in plain language: their sentences and numbers."""
+"""The guarantees of procedures in plain language, their sentences and numbers, and the words for what checks find."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
+from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -16,6 +17,35 @@ GuaranteeKind = Literal["finite-sample", "asymptotic", "heuristic"]
 MOST_DIGITS = 17
 WRITTEN_DIGITS = 12
 """Maximum significant digits of a number that a user wrote; a number with more was computed."""
+
+
+class _Word(StrEnum):
+    """A result as a word, which has no truth value: a failed check is a string that is not empty."""
+
+    def __bool__(self) -> bool:
+        """Refuse `if outcome`, which would hold for every result.
+
+        Raises:
+            TypeError: always.
+        """
+        names = ", ".join(f"{type(self).__name__}.{one.name}" for one in type(self))
+        raise TypeError(f"{type(self).__name__} has no truth value: compare it with one of {names}")
+
+
+class Outcome(_Word):
+    """The result of a check."""
+
+    PASSED = "passed"
+    INCONCLUSIVE = "inconclusive"  # could not be made, decided nothing, or only reports a number
+    FAILED = "failed"
+
+
+class ConclusionValue(_Word):
+    """What the checks of an answer say together."""
+
+    SUPPORTED = "supported"  # no check contradicts the answer, which is no proof
+    INCONCLUSIVE = "inconclusive"  # the blind test decided nothing, or was not made
+    CONTRADICTED = "contradicted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.selection.guarantees import beside
+from pipeline.selection.guarantees import Outcome, beside
 from pipeline.selection.shares import clopper_pearson
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Moments, Threshold, bits_of, find_place, value_of
 from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage
@@ -150,7 +150,7 @@ class SignSymmetry:
     p_value: float
     shares: tuple[float, ...]  # share of positive W in each group, |W| ascending
     n: int  # documents with W != 0
-    ok: bool  # False if p_value < 0.01: the filter's guarantee does not hold here
+    outcome: Outcome  # failed if p_value < 0.01: the filter's guarantee does not hold here; else it proves nothing
     sentence: str
 
 
@@ -179,13 +179,13 @@ def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
     groups = min(GROUPS, w.size // LEAST_IN_GROUP)
     if not groups:
         sentence = f"Whether the signs of W are symmetric cannot be tested on {w.size} documents of known membership."
-        return SignSymmetry(1.0, (), w.size, True, sentence)
+        return SignSymmetry(1.0, (), w.size, Outcome.INCONCLUSIVE, sentence)
     parts = np.array_split(w[np.argsort(np.abs(w), kind="stable")] > 0, groups)
     p = [_fair_coin(int(part.sum()), part.size, fair) for part in parts]
     worst = int(np.argmin(p))
     p_value = min(1.0, groups * p[worst])
     shares = tuple(float(part.mean()) for part in parts)
-    ok = p_value >= SYMMETRY_LEVEL
+    outcome = Outcome.FAILED if p_value < SYMMETRY_LEVEL else Outcome.INCONCLUSIVE
     positive = int((w > 0).sum())
     low, high = clopper_pearson(positive, w.size, 0.025)
     shown = beside(p_value, SYMMETRY_LEVEL, kind="g")
@@ -194,12 +194,12 @@ def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
         f"Of {w.size} documents of known membership {positive / w.size:.0%} have a positive W (95% interval {low:.0%} "
         f"to {high:.0%}); the knockoff filter assumes {due}, at every size of W. The test finds no contradiction "
         f"(p = {shown}), which is no proof: a skew within that interval would break the guarantee unseen."
-        if ok
+        if outcome != Outcome.FAILED
         else f"The signs of W among {w.size} documents of known membership are not fair coins (p = {shown}): "
         f"{where} {shares[worst]:.0%} are positive where {due} should be. The knockoff filter's guarantee does not "
         "hold here."
     )
-    return SignSymmetry(p_value, shares, w.size, ok, sentence)
+    return SignSymmetry(p_value, shares, w.size, outcome, sentence)
 
 
 def _fair_coin(heads: int, tosses: int, fair: float) -> float:

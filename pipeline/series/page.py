@@ -20,6 +20,7 @@ from pipeline.report.templates import (
     render,
 )
 from pipeline.report.wording import series as wording
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series.summary import LISTED, SeriesSummary, series_rows
 from pipeline.store.files import Store
 
@@ -91,7 +92,10 @@ def series_figure(summary: SeriesSummary) -> FigureImage:
 
     lines = {
         one.name: [
-            (scan.slot, a.n_selected, a.supported) for scan in summary.scans for a in scan.answers if a.name == one.name
+            (scan.slot, a.n_selected, a.conclusion)
+            for scan in summary.scans
+            for a in scan.answers
+            if a.name == one.name
         ]
         for one in summary.selections
     }
@@ -100,7 +104,7 @@ def series_figure(summary: SeriesSummary) -> FigureImage:
         for index, (name, points) in enumerate(lines.items()):
             x, y = [slot for slot, _, _ in points], [count for _, count, _ in points]
             axes.plot(x, y, color=COLOURS[index % len(COLOURS)] if index else BLUE, marker="o", label=label(name))
-            void = [(slot, count) for slot, count, supported in points if supported is False]
+            void = [(slot, count) for slot, count, one in points if one == ConclusionValue.CONTRADICTED]
             if void:
                 axes.plot(*zip(*void, strict=True), "x", color=ORANGE, markersize=11, label="contradicted")
         if summary.unfiled:

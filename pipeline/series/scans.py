@@ -16,6 +16,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.wording.series import already_audited_phrase, clock_note, left_out_later
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
 from pipeline.store.files import Store, real_address
 from pipeline.store.ledger import LedgerEntry, read_ledger
@@ -92,11 +93,31 @@ class FiledSelection(Bounded):
 class Filing(VersionedRecord):
     """The answers of a scan. A claim without a filing has spent its level and states nothing."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     kind: Literal["result"] = Field("result", description="Kind of the entry.")
     slot: int = Field(description="Number of the scan's place.")
     key: str = Field(description="Key of its claim.")
     selections: list[FiledSelection] = Field(description="Its answers, in the order of the configuration.")
     at: str = Field(description="Time, by the clock of the command: ISO 8601, UTC.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_10(cls, value: Any) -> Any:
+        """Read a result of version 0.10, whose answers state in `supported` whether their checks support them."""
+        if not isinstance(value, dict) or value.get("schema") != 1:
+            return value
+        return {**value, "schema": 2, "selections": [_concluded(answer) for answer in value.get("selections") or ()]}
+
+
+def _concluded(answer: Any) -> Any:
+    """An answer of version 0.10 with the conclusion that its `supported` (true, null or false) states."""
+    if not isinstance(answer, dict) or "supported" not in answer:
+        return answer
+    supported = {True: ConclusionValue.SUPPORTED, False: ConclusionValue.CONTRADICTED}
+    rest = {key: value for key, value in answer.items() if key != "supported"}
+    return {**rest, "conclusion": supported.get(answer["supported"], ConclusionValue.INCONCLUSIVE)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +220,7 @@ def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
             f"{where.partition(': ')[0]}: this schedule has rule {content['rule']}: finish it with version 0.10; a new "
             "ledger is a new error rate"
         )
-    if content.get("schema") != 1:
+    if content.get("schema") not in (1, _KINDS[kind].model_fields["schema_"].default):
         raise UserError(
             f"{where} was written by seenset {content.get('version', 'of another version')} in another form"
         )

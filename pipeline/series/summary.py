@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +25,9 @@ from pipeline.config.selection import Direction
 from pipeline.errors import DamagedError, ExitCode, UserError, is_of_storage
 from pipeline.report.tables import of_numbers
 from pipeline.report.wording import series as wording
-from pipeline.report.wording.conclusion import standing
+from pipeline.report.wording.conclusion import conclusion_shown
 from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.schedule import share_of
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
 from pipeline.store.files import Store
@@ -37,7 +39,7 @@ _SHOWN = ["doc_id", "source"]
 _KEY = "text_key"
 """Two documents are equal if their texts, or the pixels of their pictures, have the same key."""
 
-_STYLES = {"no result": "bold red", **{standing(conclusion): style for conclusion, style in STYLES.items()}}
+_STYLES = {"no result": "bold red", **{conclusion_shown(conclusion): style for conclusion, style in STYLES.items()}}
 
 
 class NewDocument(Record):
@@ -53,7 +55,6 @@ class LatestList(Concluded):
     name: str = Field(description="Name of the selection.")
     slot: int = Field(description="Place of the scan.")
     n_selected: int = Field(description="Number of documents that it selected.")
-    supported: bool | None = Field(description="Whether the checks support this list; null: inconclusive.")
     n_new: int | None = Field(
         description="Of these, those that no earlier filed scan had selected under this name; null: the list cannot be "
         "read, and it counts as new."
@@ -63,7 +64,7 @@ class LatestList(Concluded):
 
     def sentence(self) -> str:
         """The list in one sentence."""
-        return new_on_list(self.slot, self.n_selected, self.n_new, self.conclusion == "contradicted")
+        return new_on_list(self.slot, self.n_selected, self.n_new, self.conclusion == ConclusionValue.CONTRADICTED)
 
 
 class _Unreadable(Exception):
@@ -90,7 +91,7 @@ def _latest(scan: Scan, answer: FiledSelection, earlier: list[Scan], schedule: S
         name=answer.name,
         slot=scan.claim.slot,
         n_selected=answer.n_selected,
-        supported=answer.supported,
+        conclusion=answer.conclusion,
         n_new=None if new is None else len(new),
         documents=[NewDocument(**row) for row in shown],
         notes=notes,
@@ -211,6 +212,9 @@ class SelectionSums(Record):
 class SeriesSummary(VersionedRecord):
     """A schedule of scans from its first to its latest: `seenset series --json`, and series.json next to its page."""
 
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
     ledger: str = Field(description="Folder of the ledger.")
     alpha: float = Field(description="Largest share of all that the scans select together that may be wrong.")
     horizon: int | None = Field(description="Number of scans of the schedule; null: no end.")
@@ -227,7 +231,7 @@ class SeriesSummary(VersionedRecord):
     def exit_code(self) -> ExitCode:
         """Exit code of `--fail-if-new`: 5 where a check contradicts a list with new documents, else 4."""
         lists = [one for one in self.new if one.n_new != 0]  # None: unknown, with selected documents
-        if any(one.conclusion == "contradicted" for one in lists):
+        if any(one.conclusion == ConclusionValue.CONTRADICTED for one in lists):
             return ExitCode.UNSUPPORTED
         return ExitCode.SELECTED if lists else ExitCode.DONE
 
@@ -317,7 +321,7 @@ def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Do
     opening = schedule.opening
     if claim.asked_before:
         return "asked before"
-    if answer.conclusion == "contradicted":
+    if answer.conclusion == ConclusionValue.CONTRADICTED:
         return "contradicted"
     if answer.guarantee != "finite-sample":
         return answer.guarantee
@@ -335,7 +339,7 @@ def _selection(name: str, schedule: Schedule, scans: Sequence[ScanSummary]) -> S
     sound = [(slot, answer) for slot, answer in answers if answer.doubt is None]
     lines = [wording.not_guaranteed(slot, answer.doubt) for slot, answer in answers if answer.doubt is not None]
     broken = wording.MIXED if len(directions) > 1 else None
-    untested = [slot for slot, answer in sound if answer.supported is None]
+    untested = [slot for slot, answer in sound if answer.conclusion == ConclusionValue.INCONCLUSIVE]
     limits = [wording.AVERAGE] if any(answer.n_selected for _, answer in answers) else []
     n_promised = 0 if broken else sum(answer.n_selected for _, answer in sound)
     return SelectionSums(
@@ -380,7 +384,9 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
         return None
     without = sum(answer.n_selected for answer in answers if answer.bound is None or answer.doubt is not None)
     wrong, right = without + sum(bound.wrong_at_most for bound in bounds), sum(bound.right_at_least for bound in bounds)
-    untested = [slot for slot, answer in answered if slot in bounded and answer.supported is None]
+    untested = [
+        slot for slot, answer in answered if slot in bounded and answer.conclusion == ConclusionValue.INCONCLUSIVE
+    ]
     text = wording.all_may_be_wrong(len(answers), selected)
     if wrong < selected:
         clause = wording.wrong_clause(selected, wrong, right)
@@ -419,8 +425,8 @@ def series_rows(summary: SeriesSummary) -> Iterator[tuple[str, ...]]:
             yield (*head, "-", "-", level, "-", "-", "no result")
         for answer in scan.answers:
             bound = answer.bound
-            word = standing(answer.conclusion)
-            if answer.doubt is not None and answer.conclusion != "contradicted":
+            word = conclusion_shown(answer.conclusion)
+            if answer.doubt is not None and answer.conclusion != ConclusionValue.CONTRADICTED:
                 word = answer.guarantee if answer.guarantee != "finite-sample" else "not guaranteed"
             yield (
                 *head,

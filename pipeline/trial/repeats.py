@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.audit.blind import Known, blind_of, hold_out_known, picture_features, read_known
+from pipeline.audit.conclusion import conclude
 from pipeline.audit.dependence import is_dependent
 from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
 from pipeline.audit.halvings import Compared, blocks_among
@@ -20,6 +21,7 @@ from pipeline.audit.words import Words
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.selection.engine import Scores, Verdict, answer_all
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.splits import Drawable, Split, draw_split
 
@@ -40,7 +42,7 @@ ROWS_SCHEMA = pa.schema(
         ("guarantee", pa.string()),
         ("wrong_at_most", pa.int64()),
         ("sought_at_least", pa.int64()),
-        ("supported", pa.bool_()),
+        ("conclusion", pa.string()),
     ]
 )
 
@@ -78,7 +80,7 @@ class Pool:
 
 def check_repeat(
     pool: Pool, words: Known, roles: Mapping[Role, np.ndarray], selections: Sequence[SelectionConfig], seed: int
-) -> dict[Role, bool | None]:
+) -> dict[Role, Outcome]:
     """Whether words alone hardly distinguish the calibration documents of each known role from the audited ones.
 
     Args:
@@ -89,9 +91,9 @@ def check_repeat(
         seed: seed of this repeat.
 
     Returns:
-        False: they do, None: inconclusive; roles with too few documents are missing.
+        The outcome of the blind test of each role; roles with too few documents are missing.
     """
-    tests: dict[Role, bool | None] = {}
+    tests: dict[Role, Outcome] = {}
     for role in dict.fromkeys(NULL_ROLE[selection.direction] for selection in selections):
         if role not in roles:
             continue
@@ -101,7 +103,7 @@ def check_repeat(
         block = blocks_among(pool.family[places], pool.scores.group_numbers[places], audited)
         held = hold_out_known(some, Compared.of(audited, block), seed)
         if held is not None:
-            tests[role] = blind_of(held).ok
+            tests[role] = blind_of(held).outcome
     return tests
 
 
@@ -114,11 +116,13 @@ class Repeat:
     audited: np.ndarray  # int64 positions in the pool
     quarantined: int
     verdicts: list[Verdict]
-    tests: Mapping[Role, bool | None]  # result of `check_repeat`; empty without a shift
+    tests: Mapping[Role, Outcome]  # result of `check_repeat`; empty without a shift
 
-    def supported(self, selection: SelectionConfig, verdict: Verdict) -> bool | None:
-        """Whether the tests of words and of dependent documents support a guarantee; None where none is conclusive."""
-        return False if is_dependent(verdict.answer) else self.tests.get(NULL_ROLE[selection.direction])
+    def conclusion(self, selection: SelectionConfig, verdict: Verdict) -> ConclusionValue:
+        """The conclusion of the tests of words and of dependent documents; inconclusive where none is made."""
+        if is_dependent(verdict.answer):
+            return ConclusionValue.CONTRADICTED
+        return conclude([self.tests.get(NULL_ROLE[selection.direction], Outcome.INCONCLUSIVE)])
 
 
 def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
@@ -134,7 +138,7 @@ def repeats(pool: Pool, config: TrialConfig, model: int) -> Iterator[Repeat]:
         drawn = draw_split(documents, known, config.split, config.seed, model, number)
         roles = {role: drawn.of(role)[pool.scored[drawn.of(role)]] for role in ("audit", *known)}
         quarantined = drawn.audit.size - roles["audit"].size
-        tests: Mapping[Role, bool | None] = {}
+        tests: Mapping[Role, Outcome] = {}
         seed = config.seed + number
         if pool.words is not None and shift is not None:
             tests = check_repeat(pool, pool.words, roles, config.selections, seed)
@@ -170,7 +174,7 @@ def judge(pool: Pool, selection: SelectionConfig, repeat: Repeat, verdict: Verdi
         "guarantee": verdict.answer.guarantee,
         "wrong_at_most": None if bound is None else bound.wrong_at_most,
         "sought_at_least": None if bound is None else bound.members_at_least,
-        "supported": repeat.supported(selection, verdict),
+        "conclusion": repeat.conclusion(selection, verdict),
     }
 
 

@@ -15,6 +15,7 @@ from pipeline.audit.summary import Summary
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
 from pipeline.report.wording import trial as wording
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
 from pipeline.trial.repeats import by_model, contradicts, estimate_of
@@ -105,8 +106,10 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
 
 def _share_unsupported(repeats: pa.Table) -> float | None:
     """The share of repeats whose checks contradict the guarantee; None where no check was conclusive."""
-    values = repeats["supported"].to_pylist()
-    return None if all(value is None for value in values) else sum(value is False for value in values) / len(values)
+    values = repeats["conclusion"].to_pylist()
+    if all(value == ConclusionValue.INCONCLUSIVE for value in values):
+        return None
+    return sum(value == ConclusionValue.CONTRADICTED for value in values) / len(values)
 
 
 def _between(samples: Sequence[np.ndarray]) -> float | None:

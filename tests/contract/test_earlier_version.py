@@ -13,7 +13,7 @@ import seenset as interface
 
 FILED = Path(__file__).with_name("expected") / "run-0.9.0.tar.gz"
 LINE = (
-    "manifest.json was written by seenset 0.9.0 in form 1, and this version reads form 2: start a new run directory "
+    "manifest.json was written by seenset 0.9.0 in form 1, and this version reads form 3: start a new run directory "
     "with seenset run, or use that version"
 )
 

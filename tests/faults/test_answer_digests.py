@@ -320,7 +320,9 @@ def test_a_blind_test_that_was_edited_is_made_again(run: Path, caplog: pytest.Lo
     select_again(str(run), [])  # which makes the test
     before, blind = path.read_bytes(), run_status(str(run)).selections[0].diagnostics.blind
     value = json.loads(before)
-    path.write_text(json.dumps({**value, "ok": not value["ok"], "sentence": "edited"}))
+    path.write_text(
+        json.dumps({**value, "outcome": "passed" if value["outcome"] == "failed" else "failed", "sentence": "edited"})
+    )
     (summary, *_) = select_again(str(run), [])
     assert summary.diagnostics.blind == blind
     assert path.read_bytes() == before

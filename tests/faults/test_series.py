@@ -172,6 +172,9 @@ def test_a_ledger_of_version_0_10_goes_on_under_the_rule_that_is_left(scan: Make
     run(path)
     entries = [Store(str(tmp_path / "ledger")).read_json(f"{n:08}.json")["content"] for n in range(3)]
     entries[1] |= {"before": dict.fromkeys(entries[1].pop("selections"), 7), "scorer": {}, "calibration": {}}
+    states = {"supported": True, "inconclusive": None, "contradicted": False}
+    answers = [{**answer, "supported": states[answer["conclusion"]]} for answer in entries[2]["selections"]]
+    entries[2] |= {"schema": 1, "selections": answers}
     for rule, refused in (("spend", None), ("prds", "this schedule has rule prds"), ("e-lond", "has rule e-lond")):
         ledger = Store(str(tmp_path / rule))
         for content in ({**entries[0], "rule": rule}, *entries[1:]):

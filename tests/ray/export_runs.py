@@ -24,6 +24,7 @@ from pipeline.corpus.near_duplicates import sketch
 from pipeline.corpus.shard import Shard
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest
+from pipeline.selection.guarantees import Outcome
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
@@ -87,7 +88,7 @@ def finished_run(
     )
     write_manifest(store, manifest)
     for role in ("unseen", "seen"):
-        write_part(store, blind_file(role), BlindTest(ok=None, sentence=NOT_TESTED))
+        write_part(store, blind_file(role), BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=NOT_TESTED))
     select_all(config, read_scored(store, shards), limit, lambda receipts, f: map(f, receipts))
     return config.run
 

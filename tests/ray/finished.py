@@ -22,11 +22,11 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_filed, write_receipt
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.trial import TrialOutcome, carry_out
-from ray_jobs.audit import Outcome, run_audit, run_plan
+from ray_jobs.audit import RunResult, run_audit, run_plan
 from ray_jobs.progress import Reporter
 
 
-def run(path: Path, *overrides: str, limit: int | None = None, **arguments: Any) -> Outcome:
+def run(path: Path, *overrides: str, limit: int | None = None, **arguments: Any) -> RunResult:
     """Run the audit of a YAML file."""
     return run_plan(make_plan(load_config(str(path), overrides), limit), Reporter(Console(), quiet=True), **arguments)
 

@@ -31,7 +31,7 @@ def test_a_node_with_another_version_is_named_before_anything_is_scored(tmp_path
     )
     assert code == 2, err
     lines: list[dict[str, Any]] = json.loads(out)["lines"]
-    red = [line for line in lines if line["state"] == "red"]
+    red = [line for line in lines if line["outcome"] == "failed"]
     assert [(line["check"], line["value"].partition(" (here")[0]) for line in red] == [
         ("versions", "transformers 4.0.1")
     ]

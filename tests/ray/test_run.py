@@ -18,10 +18,10 @@ from pipeline.audit.description import load_config
 from pipeline.audit.status import run_status
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from ray_jobs import start
-from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter
 
-Rerun = Callable[..., Outcome]
+Rerun = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def run_once(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
 
 
 @pytest.fixture
-def finished(run_once: Path, tmp_path: Path) -> Callable[..., Outcome]:
+def finished(run_once: Path, tmp_path: Path) -> Callable[..., RunResult]:
     """Runs the finished audit again in a copy of its run directory: (*overrides, **arguments) -> outcome."""
     shutil.copytree(run_once / "run", tmp_path / "run")
     return partial(run, run_once / "audit.yaml", f"run={tmp_path / 'run'}")

@@ -24,6 +24,7 @@ from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import select as job
@@ -103,7 +104,9 @@ def test_every_procedure_finds_what_stands_out(run: Path, asked: dict[str, Any])
     names = ["blind", "resolution", "overlap", "near_copies", "groups", "duplicates", "truncated", "tail"]
     assert list(summary.diagnostics.by_name()) == names
     dependent = asked["procedure"] == "kernel"  # has no remedy for two groups of 60 documents
-    assert (summary.supported, len(summary.reasons)) == ((False, 1) if dependent else (None, 0)), summary.reasons
+    assert (summary.conclusion, len(summary.reasons)) == (("contradicted", 1) if dependent else ("inconclusive", 0)), (
+        summary.reasons
+    )
     assert not dependent or "They form 2 blocks" in summary.reasons[0]
     verdicts = [r for p in sorted((run / "selection/s0/documents").iterdir()) for r in pq.read_table(p).to_pylist()]
     assert len(verdicts) == summary.n_audit == 120
@@ -248,10 +251,10 @@ def test_documents_that_their_words_give_away_are_not_supported(run: Path) -> No
     shutil.rmtree(run / "diagnostics", ignore_errors=True)
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
     assert summary.diagnostics.blind.n_audit == 120
-    apart = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+    apart = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
     file_blind_test(Store(str(run)), apart)
     summary = select(run, {"procedure": "bh", "alpha": 0.2})[0]
-    assert (summary.supported, summary.reasons) == (False, ["Their words differ."])
+    assert (summary.conclusion, summary.reasons) == ("contradicted", ["Their words differ."])
     facts = json.loads((run / "report/report.json").read_text())
     assert facts["selections"][0]["answer"]["headline"].startswith("Contradicted: their words alone")
     assert "Contradicted" in (run / "report/report.html").read_text()
@@ -265,9 +268,9 @@ def test_texts_that_are_gone_leave_the_blind_test_undone_and_say_so(run: Path) -
     (run / "shards.json").write_text(json.dumps(table))
     sign(Store(str(run)))
     summary = select(run, {})[0]
-    assert summary.diagnostics.blind.ok is None
+    assert summary.diagnostics.blind.outcome == "inconclusive"
     assert "was not tested" in summary.diagnostics.blind.sentence
-    assert (summary.supported, summary.reasons) == (None, [])
+    assert (summary.conclusion, summary.reasons) == ("inconclusive", [])
 
 
 def refusal(run: Path, *selections: dict[str, Any]) -> str:

@@ -306,7 +306,7 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
         by_rank = bh(ranks(w, calibrate(unseen), "members"), n, q)
         for chosen, values in zip((by_filter, by_rank), wrong, strict=True):
             values.append(chosen[members:].sum() / max(1, chosen.sum()))
-        warned += not knockoffs.sign_symmetry(unseen).ok
+        warned += knockoffs.sign_symmetry(unseen).outcome == "failed"
     return Estimate.of(wrong[0]), Estimate.of(wrong[1]), warned
 
 

@@ -19,11 +19,12 @@ from pipeline.audit.scored import each_in_turn, read_scored
 from pipeline.audit.select import Answering, select_all
 from pipeline.audit.summary import BlindDiagnostic
 from pipeline.bundle.container import INDEX, pack_members, unpack
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, Receipt, sealed
 from ray_jobs.select import give_verdict, select_again
 
-ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
 ASKED: dict[str, dict[str, Any]] = {
     "members": {"procedure": "bh"},
     "storey": {"procedure": "storey", "ties": "random"},

@@ -6,6 +6,7 @@ from pipeline.audit.scored import Scored
 from pipeline.audit.summary import Summary
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt
 
@@ -40,7 +41,9 @@ def scan_scores(config: AuditConfig, content: str, **fingerprint: Any) -> Scored
     return Scored(Store(config.run), (receipt,), {}, {}, {})
 
 
-def scan_summary(config: AuditConfig, name: str, n_selected: int, supported: bool | None = True) -> Summary:
+def scan_summary(
+    config: AuditConfig, name: str, n_selected: int, conclusion: ConclusionValue = ConclusionValue.SUPPORTED
+) -> Summary:
     """An answer, as far as a ledger holds it."""
     return Summary.model_construct(
         name=name,
@@ -52,6 +55,6 @@ def scan_summary(config: AuditConfig, name: str, n_selected: int, supported: boo
         n_calibration=20,
         n_selected=n_selected,
         guarantee="finite-sample",
-        supported=supported,
+        conclusion=conclusion,
         bound=None,
     )

@@ -15,8 +15,8 @@ from pipeline.audit.records import write_record
 from pipeline.audit.resolution import resolution
 from pipeline.audit.status import Counts, StatusFile
 from pipeline.audit.summary import (
+    Conclusion,
     CountDiagnostic,
-    Diagnostics,
     OverlapDiagnostic,
     ResolutionDiagnostic,
     ShareDiagnostic,
@@ -29,7 +29,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import excerpt_of
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
-from pipeline.selection.guarantees import StrictAnswer
+from pipeline.selection.guarantees import Outcome, StrictAnswer
 from pipeline.selection.passes import PLAIN
 from pipeline.selection.procedures import Decision
 from pipeline.selection.procedures.estimating import strict
@@ -170,15 +170,17 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
     """The summary of a decision, four of whose documents are quarantined."""
     safe = strict(decision, counts)
     least = minimum_selectable(counts.n, counts.m, decision.alpha, decision.factor)
-    diagnostics = Diagnostics(
+    diagnostics = Conclusion(
         blind=blind_diagnostic(None, "unseen"),
         resolution=ResolutionDiagnostic(**resolution(counts.n, counts.m, least, 1, "unseen", PLAIN)),
         overlap=OverlapDiagnostic(
-            ok=True, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
+            outcome=Outcome.PASSED, sentence="No calibration document is also audited.", n_calibration=0, n_audit=0
         ),
-        duplicates=CountDiagnostic(ok=True, sentence="No document repeats an id.", count=0),
+        duplicates=CountDiagnostic(outcome=Outcome.PASSED, sentence="No document repeats an id.", count=0),
         truncated=ShareDiagnostic(
-            ok=None, sentence="2 of 340 documents were truncated at max_tokens.", share=2 / counts.m
+            outcome=Outcome.INCONCLUSIVE,
+            sentence="2 of 340 documents were truncated at max_tokens.",
+            share=2 / counts.m,
         ),
     )
     return Summary(
@@ -199,7 +201,7 @@ def summary_of(selection: SelectionConfig, counts: RankCounts, decision: Decisio
         guarantee=decision.guarantee,
         assumption=decision.assumption,
         promise=decision.promise,
-        supported=diagnostics.support(),
+        conclusion=diagnostics.value,
         reasons=diagnostics.failures(),
         minimum_selectable=least,
         strict=StrictAnswer(safe.procedure, safe.n_selected, safe.threshold, safe.guarantee),
@@ -230,4 +232,4 @@ def amend_manifest(store: Store, **changes: Any) -> None:
 def amend_checks(store: Store, name: str = "members", **results: Any) -> None:
     """Change results of the checks of a selection, and with them whether they support it."""
     checks = summary_in(store, name).diagnostics.model_copy(update=results)
-    amend(store, name, diagnostics=checks, supported=checks.support(), reasons=checks.failures())
+    amend(store, name, diagnostics=checks, conclusion=checks.value, reasons=checks.failures())

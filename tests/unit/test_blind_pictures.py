@@ -35,7 +35,7 @@ def looks(seed: int, form: str = "JPEG", **settings: int) -> list[PictureLooks]:
 
 def test_two_halves_of_one_collection_are_not_told_apart() -> None:
     for seed in range(2):  # a 99% interval, and it must lie above 0.53 too
-        assert blind(looks(2 * seed, quality=80), looks(2 * seed + 1, quality=80), seed).ok is not False
+        assert blind(looks(2 * seed, quality=80), looks(2 * seed + 1, quality=80), seed).outcome != "failed"
     assert blind(looks(1)[:3], looks(2)[:50], 0) is None, "too few"
 
 
@@ -50,7 +50,7 @@ def test_two_halves_of_one_collection_are_not_told_apart() -> None:
 )
 def test_what_a_file_or_its_pixels_tell_is_found(kind: str, other: dict[str, int]) -> None:
     test = blind(looks(1, quality=80), looks(2, **other), 0)  # type: ignore[arg-type]
-    assert test.ok is False, (kind, test)
+    assert test.outcome == "failed", (kind, test)
     assert test.auc > 0.9
 
 
@@ -70,7 +70,7 @@ def test_an_audit_of_pictures_is_tested_by_their_files_and_captions(tmp_path: Pa
     detector = {"loss": {"part": "description", "caption": "given"}}
     plan = make_plan(build_config(picture_audit(tmp_path, tmp_path, detectors=[detector], selections=[])))
     found = blind_test(plan.shards, "unseen", plan.config)
-    assert (found.ok, found.by) == (False, "thumbnails, colours, files and captions")
+    assert (found.outcome, found.by) == ("failed", "thumbnails, colours, files and captions")
     assert "only their thumbnails, colours, files and captions" in found.sentence
 
 
@@ -81,7 +81,7 @@ def test_captions_of_another_hand_are_found_where_the_pictures_are_alike() -> No
         return [replace(look, caption=pattern.format(rng.choice(words))) for look in looks(seed, quality=80)]
 
     def alike(one: str, other: str) -> bool:
-        return blind(captioned(1, one), captioned(2, other), 0).ok is not False
+        return blind(captioned(1, one), captioned(2, other), 0).outcome != "failed"
 
     assert alike("a {}", "a {}")
     assert not alike("a photo of a {}", "a picture of a {}")

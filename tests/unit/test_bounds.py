@@ -16,6 +16,7 @@ from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection import bounds
 from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import why_unbounded
 from ray_jobs.terminal import print_summaries
 
@@ -254,7 +255,7 @@ def test_a_bound_that_cannot_be_had_is_refused_in_one_line(settings: dict, messa
 def summary(**changes: object) -> Summary:
     made = seenset.select(AUDITED, unseen=UNSEEN, procedure="bh").summary
     values = {name: value for name, value in made if name != "schema_"}
-    return Summary(**{**values, "supported": True, **changes})
+    return Summary(**{**values, "conclusion": ConclusionValue.SUPPORTED, **changes})
 
 
 def with_bound(made: Summary, **changes: int) -> Summary:
@@ -300,17 +301,17 @@ def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_b
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     made = with_bound(summary(n_selected=240, n_audit=600), wrong_at_most=38, members_at_least=214)
-    print_summaries([made, summary(supported=False, name="void")])
+    print_summaries([made, summary(conclusion=ConclusionValue.CONTRADICTED, name="void")])
     printed = capsys.readouterr().out
     assert "selection: With 95% confidence at most 38 of these 240 are wrong, and at least 214 of the 600" in printed
     assert f"void: {CONTRADICTED}" in printed
     assert printed.count("confidence") == 1
-    assert bounds_not_covered([summary(supported=False)]) == []
+    assert bounds_not_covered([summary(conclusion=ConclusionValue.CONTRADICTED)]) == []
     (sound,) = (line for line in printed.splitlines() if "│ selection " in line)
     (void,) = (line for line in printed.splitlines() if "│ void " in line)
     assert "│ finite-sample, but contradicted here │" in void
     assert "contradicted here" not in sound
-    unchecked = [summary(supported=None, name=name) for name in ("first", "second")]
+    unchecked = [summary(conclusion=ConclusionValue.INCONCLUSIVE, name=name) for name in ("first", "second")]
     (remark,) = unchecked[0].remarks
     print_summaries(unchecked)
     printed = capsys.readouterr().out
@@ -319,18 +320,18 @@ def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_b
 
 def test_a_bound_that_no_check_confirms_is_stated_under_its_condition() -> None:
     unchecked = "provided both groups are alike and their documents independent; this was not checked"
-    assert (bound_sentence(summary(supported=None)) or "").endswith(f", {unchecked}.")
-    assert bound_clause(summary(supported=None)).endswith(f", {unchecked}")
+    assert (bound_sentence(summary(conclusion=ConclusionValue.INCONCLUSIVE)) or "").endswith(f", {unchecked}.")
+    assert bound_clause(summary(conclusion=ConclusionValue.INCONCLUSIVE)).endswith(f", {unchecked}")
     diagnostics = summary().diagnostics
-    blind = diagnostics.blind.model_copy(update={"outcome": "inconclusive"})
-    made = summary(supported=None, diagnostics=diagnostics.model_copy(update={"blind": blind}))
+    blind = diagnostics.blind.model_copy(update={"tested": True})
+    made = summary(conclusion=ConclusionValue.INCONCLUSIVE, diagnostics=diagnostics.model_copy(update={"blind": blind}))
     assert (bound_sentence(made) or "").endswith(", provided both groups are alike; the test could not confirm this.")
     assert "provided" not in (bound_sentence(summary()) or "")
 
 
-def test_a_summary_of_version_0_9_with_a_bound_that_is_contradicted_is_read_without_it() -> None:
-    written = {**summary().plain(), "supported": False}
-    del written["conclusion"], written["bound_withheld"]
+def test_a_summary_with_a_bound_that_is_contradicted_is_read_without_it() -> None:
+    written = {**summary().plain(), "conclusion": "contradicted"}
+    del written["bound_withheld"]
     assert written["bound"]["members_at_least"] > 0
     read = Summary.model_validate(written)
     assert (read.conclusion, read.bound, read.bound_withheld) == ("contradicted", None, CONTRADICTED)

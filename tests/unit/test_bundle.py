@@ -115,8 +115,8 @@ def test_answers_that_rest_on_groups_and_near_duplicates_follow_from_the_bundle(
     assert list(families.values()) == [12]
     assert sum(row["group"] is None for row in documents if row["role"] == "audit") == 80 // 7 + 1
     checks = {name: summary["diagnostics"] for name, summary in summaries.items()}
-    assert checks["storey"]["groups"]["ok"] is False, "unseen documents in threes"
-    assert checks["each"]["groups"]["ok"] is None
+    assert checks["storey"]["groups"]["outcome"] == "failed", "unseen documents in threes"
+    assert checks["each"]["groups"]["outcome"] == "inconclusive"
     assert summaries["each"]["n_calibration"] < summaries["storey"]["n_calibration"] == 60
     assert summaries["plain"]["details"] == {}
     for name in ("storey", "each", "learnt", "fused", "clean"):
@@ -132,7 +132,7 @@ def test_answers_that_rest_on_groups_and_near_duplicates_follow_from_the_bundle(
     [
         {"documents.parquet": lambda t: with_column(t, "family", pa.nulls(len(t), pa.int64()))},
         {"documents.parquet": lambda t: with_column(t, "group", pa.nulls(len(t), pa.string()))},
-        {"answers/storey.json": with_key("diagnostics", "groups", "ok", value=None)},
+        {"answers/storey.json": with_key("diagnostics", "groups", "outcome", value="inconclusive")},
         {"answers/storey.json": with_key("diagnostics", "groups", value=None)},
         {"answers/each.json": with_key("details", "kept_of_a_block", value=1.0)},
         {"answers/ptdi.json": with_key("diagnostics", "groups", "n_selected_by_storey", value=79)},
@@ -274,11 +274,12 @@ def test_what_is_no_bundle_is_refused_in_one_line(
     assert "text is not a bundle" in refusal(capsys, "verify", tmp_path / "text")
     assert "is not a file" in refusal(capsys, "verify", tmp_path / "nothing")
     data, (index, members) = bundle.read_bytes(), unpack(bundle.read_bytes(), "b")
-    later = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": 4})
-    text = (json.dumps(later, indent=2, ensure_ascii=False) + "\n").encode()
-    assert len(text) == len(members[INDEX])
-    (tmp_path / "later").write_bytes(data[:41] + text + data[41 + len(text) :])
-    assert "is a bundle of version 4, written by seenset" in refusal(capsys, "verify", tmp_path / "later")
+    for form in (3, 5):
+        other = sealed({**{k: v for k, v in json.loads(members[INDEX]).items() if k != "digest"}, "schema": form})
+        text = (json.dumps(other, indent=2, ensure_ascii=False) + "\n").encode()
+        assert len(text) == len(members[INDEX])
+        (tmp_path / "other").write_bytes(data[:41] + text + data[41 + len(text) :])
+        assert f"is a bundle of version {form}, written by seenset" in refusal(capsys, "verify", tmp_path / "other")
     keys = index.model_dump(mode="json", by_alias=True, exclude={"members"})
     assert "format" in user_error(pack_members, {**keys, "format": "other"}, {})
 

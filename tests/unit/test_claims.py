@@ -33,9 +33,9 @@ def claim(config: AuditConfig, content: str, lines: list[str] | None = None, **c
     return claim_slots(config, scored, changes.pop("limit", None), ([] if lines is None else lines).append)
 
 
-def file(config: AuditConfig, content: str, n_selected: int, supported: bool | None = True) -> list[str]:
+def file(config: AuditConfig, content: str, n_selected: int) -> list[str]:
     lines: list[str] = []
-    summaries = [scan_summary(config, one.name, n_selected, supported) for one in config.selections]
+    summaries = [scan_summary(config, one.name, n_selected) for one in config.selections]
     file_result(config, scan_scores(config, content), None, summaries, lines.append)
     return lines
 
@@ -164,6 +164,42 @@ def test_entries_that_are_no_schedule_or_in_no_order_of_one_are_named(config: Co
             append_entry(store, lambda entries, content=content: content)
         assert f"entry {len(contents) - 1} " in (problem := user_error(read_schedule, store))
     assert "entry 2 claims place 1, and the next one is 2" in problem
+
+
+@pytest.mark.parametrize(
+    ("supported", "conclusion"), [(True, "supported"), (None, "inconclusive"), (False, "contradicted")]
+)
+def test_a_result_of_version_0_10_is_read_with_the_conclusion_that_it_states(
+    config: Config, tmp_path: Path, supported: bool | None, conclusion: str
+) -> None:
+    claim(config(), "a")
+    file(config(), "a", 1)
+    entries = [Store(str(tmp_path / "ledger")).read_json(entry_file(n))["content"] for n in range(3)]
+    bound = {
+        "confidence": 0.95,
+        "wrong_at_most": 1,
+        "right_at_least": 0,
+        "members_at_least": 0,
+        "published_wrong_at_most": 1,
+    }
+    (answer,) = entries[2]["selections"]
+    for stated in ({"conclusion": answer["conclusion"]}, {}):  # 0.10 wrote both, 0.9 only `supported`
+        rest = {key: value for key, value in answer.items() if key != "conclusion"}
+        earlier = {
+            **entries[2],
+            "schema": 1,
+            "selections": [{**rest, **stated, "supported": supported, "bound": bound}],
+        }
+        ledger = Store(str(tmp_path / f"earlier-{len(stated)}"))
+        for content in (*entries[:2], earlier):
+            append_entry(ledger, lambda known, content=content: content)
+        ((read,),) = [scan.filing.selections for scan in read_schedule(ledger).scans]
+        assert read.conclusion == conclusion
+        assert (read.bound is None) == (conclusion == "contradicted")
+    later = Store(str(tmp_path / "later"))
+    for content in (*entries[:2], {**entries[2], "schema": 3}):
+        append_entry(later, lambda known, content=content: content)
+    assert "in another form" in user_error(read_schedule, later)
 
 
 @pytest.mark.parametrize(

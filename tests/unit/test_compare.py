@@ -14,6 +14,8 @@ from commands import here, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied, first_run
 from made_up import sentence
 
+from pipeline.selection.guarantees import ConclusionValue
+
 SEEN_BY_A = np.arange(ITEMS) < 25
 SEEN_BY_B = (np.arange(ITEMS) >= 15) & (np.arange(ITEMS) < 35)
 
@@ -112,7 +114,11 @@ def test_the_same_model_twice_and_a_run_that_a_check_contradicts_are_told(runs: 
     assert re.match("same model twice: .*/a and .*/twin have the fingerprint", report["warnings"][0])
     void = tmp_path / "void"
     shutil.copytree(runs["b"], void)
-    amend(void, "selection/clean/summary.json", {"supported": False, "reasons": ["The words tell them apart."]})
+    amend(
+        void,
+        "selection/clean/summary.json",
+        {"conclusion": ConclusionValue.CONTRADICTED, "reasons": ["The words tell them apart."]},
+    )
     text, _ = ask("joint", runs["a"], void)
     assert f"CONTRADICTED, do not act on it: {void}: The words tell them apart." in text
 
@@ -127,7 +133,7 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
     assert "is not a run directory" in refused("joint", a, tmp_path / "none")
     assert "holds other files" in refusal(capsys, "joint", a, b, "--output", b)
     for name, changes, part in (
-        ("manifest.json", {"schema": 0}, "in form 0, and this version reads form 2"),
+        ("manifest.json", {"schema": 0}, "in form 0, and this version reads form 3"),
         ("status.json", {"state": "incomplete"}, "is unfinished (incomplete): the same seenset run finishes it"),
         ("selection/clean/summary.json", {"calibration": "conditional"}, "a joint selection takes pooled or by_group"),
         ("selection/clean/summary.json", {"direction": "members"}, "has direction members, and that of"),

@@ -36,7 +36,7 @@ def test_the_odds_repair_a_shift_that_words_show_and_no_weights_a_gap_that_nothi
     after = weighted_auc(words, Compared.of(audited), odds, 0)
     assert before is not None
     assert after is not None
-    assert not before.ok
+    assert before.outcome == "failed"
     assert after < before.auc - 0.1
     assert 50 < effective_number(odds[~audited]) < 350
     known, audit = texts(1, 300, 0.0), [f"{text} zzz yyy xxx" for text in texts(2, 300, 0.9)]

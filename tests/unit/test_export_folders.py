@@ -27,6 +27,7 @@ from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import form_of
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 
 
@@ -172,7 +173,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
 
 def test_an_unsupported_selection_is_exported_only_where_that_is_asked_for(tmp_path: Path) -> None:
     run = make(tmp_path)
-    amend(Store(run), "chosen", supported=False, reasons=["Their words tell them apart."])
+    amend(Store(run), "chosen", conclusion=ConclusionValue.CONTRADICTED, reasons=["Their words tell them apart."])
     message = refusal(run, tmp_path / "out")
     assert message.startswith("selection chosen is CONTRADICTED, do not act on it: Their words tell them apart.")
     assert not (tmp_path / "out").exists()

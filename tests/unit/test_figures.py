@@ -21,6 +21,7 @@ from pipeline.report.figures import draw_figures
 from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.passes import EMPTY, Answer, Batch, SelectionInput, together
 from pipeline.selection.schedule import Level
 
@@ -122,12 +123,12 @@ def test_alphas_are_drawn_to_a_half_or_to_the_one_that_was_asked_for(selection: 
         assert next(one for one in drawn if one.file == "members-alphas.svg").alt.endswith(f"; {last}.")
 
 
-@pytest.mark.parametrize("change", [{"supported": False}, {"bound": None}])
+@pytest.mark.parametrize("change", [{"conclusion": ConclusionValue.CONTRADICTED}, {"bound": None}])
 def test_a_bound_that_does_not_stand_is_not_drawn(selection: SelectionFacts, change: dict[str, object]) -> None:
     changed = replace(selection, summary=selection.summary.model_copy(update=change))
     figure = next(one for one in draw_figures(changed) if one.file == "members-alphas.svg")
     assert "confidence" not in figure.alt + figure.caption + figure.svg.decode()
-    assert ("Nothing is guaranteed at any alpha" in figure.caption) == ("supported" in change)
+    assert ("Nothing is guaranteed at any alpha" in figure.caption) == ("conclusion" in change)
 
 
 def test_the_knockoff_filter_is_drawn_by_w(tmp_path: Path) -> None:

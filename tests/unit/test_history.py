@@ -21,13 +21,14 @@ from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import UserError
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.select import select_again
 
-APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
-ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
-UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
+APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+UNTESTED = BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, tested=False, sentence="Their words could not be compared.")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_each_question_is_kept_with_its_settings_and_what_came_of_it(audit: Path
     (question,) = second.questions
     assert question.settings["alpha"] == 0.05
     assert question.settings["delta"] == 0.1, "every default stands there"
-    assert (question.n_audit, question.n_selected, question.supported) == (60, again.n_selected, again.supported)
+    assert (question.n_audit, question.n_selected, question.conclusion) == (60, again.n_selected, again.conclusion)
     assert first.questions[0].n_selected == answered.n_selected > 0
     assert select(store, "selections=[]") == []
     assert names_and_alphas(store)[3:] == [[]]
@@ -200,19 +201,26 @@ def test_a_history_is_kept_where_a_store_cannot_append(store: Store) -> None:
 
 def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) -> None:
     (summary,) = run(audit).selections
-    some, untested, contradicted, empty, void = (3, True), (3, None), (1, False), (0, True), (0, False)
+    supported, inconclusive, refuted = ConclusionValue
+    some, untested, contradicted, empty, void = (
+        (3, supported),
+        (3, inconclusive),
+        (1, refuted),
+        (0, supported),
+        (0, refuted),
+    )
     for answers, code in (
         ([[], [empty, void]], 0),
         ([[some], [untested], [some, void]], 4),
         ([[some, contradicted], [empty, contradicted]], 5),
     ):
         for lists in answers:
-            changed = [{"n_selected": count, "supported": supported} for count, supported in lists]
+            changed = [{"n_selected": count, "conclusion": conclusion} for count, conclusion in lists]
             assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, lists
 
 
 @pytest.mark.parametrize(
-    ("command", "outcome", "standing"),
+    ("command", "outcome", "conclusion"),
     [
         ("run", APART, "CONTRADICTED"),
         ("select", APART, "CONTRADICTED"),
@@ -222,14 +230,14 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) ->
     ],
 )
 def test_the_terminal_says_what_a_guarantee_is_worth(
-    audit: Path, store: Store, command: str, outcome: BlindDiagnostic, standing: str, capsys: Any, monkeypatch: Any
+    audit: Path, store: Store, command: str, outcome: BlindDiagnostic, conclusion: str, capsys: Any, monkeypatch: Any
 ) -> None:
     file_blind_test(store, outcome)
     summaries = run(audit).selections
     assert ended(command, str(audit) if command == "run" else store.url) == 0
     printed = capsys.readouterr().out
     (row,) = [line for line in printed.splitlines() if line.startswith("│ members")]
-    assert standing in row
+    assert conclusion in row
     contradicted = "members: CONTRADICTED, do not act on it: Their words differ."
     assert ("CONTRADICTED" in printed, contradicted in printed) == (outcome is APART, outcome is APART)
     assert (f"members: Not checked: {UNTESTED.sentence}" in printed) == (outcome is UNTESTED)

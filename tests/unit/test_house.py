@@ -52,7 +52,6 @@ ONE_KIND_EACH = ("pipeline.corpus.formats.", "pipeline.detectors.", "pipeline.se
 SHORT = {
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
-    "pipeline.report.wording.conclusion": "sentences of records that no other page of sentences may import",
     "pipeline.selection.schedule": "the parts of alpha, which passes and the ledger read",
 }
 """Other modules that are shorter, and why; a module that leaves this table never returns to it."""

@@ -125,7 +125,7 @@ def test_a_thousand_shuffled_items_with_yes_and_no_are_all_used() -> None:
     (found,) = draws.independent.sets
     assert (found.items, found.all_used) == (1000, True)
     assert draws.diagnostic is not None
-    assert draws.diagnostic.ok
+    assert draws.diagnostic.outcome == "passed"
 
 
 @pytest.mark.parametrize(
@@ -183,13 +183,13 @@ def test_index_0_of_all_documents_is_contradicted_in_python_and_drawn_first_lift
     scores = rng.normal(size=(200, 6)) + 1.5 * (np.arange(6) == 0)
     with pytest.warns(seenset.UnsupportedWarning, match="CONTRADICTED, do not act on it"):
         answer = seenset.select_versions(versions, scores.ravel(), alpha=0.1)
-    assert not answer.supported
+    assert answer.conclusion == "contradicted"
     assert answer.selected.any()
     assert repr(answer).startswith(
         "VersionsAnswer(CONTRADICTED, do not act on it: The published versions were not drawn"
     )
     assert "guarantee contradicted" in answer.sentence
-    assert seenset.select_versions(versions, scores.ravel(), alpha=0.1, drawn_first=True).supported
+    assert seenset.select_versions(versions, scores.ravel(), alpha=0.1, drawn_first=True).conclusion == "supported"
 
 
 def test_a_run_and_python_leave_out_the_same_documents(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_contradicted_draw_contradicts_list_and_verdict_with_their_exit_codes(
     out = capsys.readouterr().out
     assert "warning: The published" in out, "before scoring"
     summary = Store(str(tmp_path / "run")).read_json("selection/list/summary.json")
-    assert (summary["conclusion"], summary["supported"]) == ("contradicted", False)
+    assert summary["conclusion"] == "contradicted"
     assert summary["reasons"] == [summary["diagnostics"]["shuffle"]["sentence"]]
     selected = summary["n_selected"] > 0
     assert ended("run", tmp_path / "audit.yaml", "--fail-if-selected") == (5 if selected else 0)
@@ -300,8 +300,10 @@ def test_verify_recomputes_the_check_and_the_documents_that_are_left_out(bundle:
 
     forgery = forged(bundle, {"documents.parquet": in_every("features", sorted_codes)})
     refuted = findings(forgery, "refuted")
-    assert any("diagnostics.shuffle.ok is stated as True, and the scores give False" in line for line in refuted)
-    assert any(line.startswith("verdict: supported is stated as True") for line in refuted)
+    assert any(
+        "diagnostics.shuffle.outcome is stated as 'passed', and the scores give 'failed'" in line for line in refuted
+    )
+    assert any(line.startswith("verdict: conclusion is stated as 'supported'") for line in refuted)
     number = iter(range(100))
     other = forged(bundle, {"documents.parquet": in_every("features", lambda one: {**one, "equal": next(number)})})
     assert findings(other, "refuted") == [], "near-duplicates are known by their sketches too"

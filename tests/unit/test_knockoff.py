@@ -76,17 +76,17 @@ def test_the_filter_found_by_counting_equals_the_definition(
 def test_symmetric_signs_pass_skewed_ones_fail_in_a_sentence_and_nothing_is_claimed_on_a_handful_of_documents() -> None:
     rng = np.random.default_rng(2)
     fair = sign_symmetry(rng.normal(size=1000))
-    assert fair.ok
+    assert fair.outcome == "inconclusive"
     assert "no contradiction" in fair.sentence
     w = rng.exponential(size=10_000) - rng.exponential(size=(10_000, 10)).mean(axis=1)
     skewed, signs = sign_symmetry(w), (w > 0)[np.argsort(np.abs(w))].reshape(10, 1_000).mean(axis=1)
-    assert not skewed.ok
+    assert skewed.outcome == "failed"
     assert skewed.shares == tuple(signs)
     assert f"of the 10. of 10 groups by size of W, smallest first, {signs[-1]:.0%} are" in skewed.sentence
     assert signs[-1] == pytest.approx(0.874, abs=0.042)  # four standard errors of 1,000 documents
     assert "does not hold here" in skewed.sentence
     some = sign_symmetry(np.random.default_rng(3).permutation([1.0] * 27 + [-1.0] * 12))
-    assert some.ok
+    assert some.outcome == "inconclusive"
     assert "69% have a positive W (95% interval 52% to 83%)" in some.sentence
     few = sign_symmetry(np.array([1.0, -1.0, 0.0]))
     assert (few.p_value, few.n, few.shares) == (1.0, 2, ())
@@ -143,9 +143,9 @@ def test_an_answer_of_simultaneous_knockoffs_says_on_what_it_rests() -> None:
     assert answer.guarantee == "heuristic"
     assert "higher than all 4 of its paraphrases with a probability of at most 1/5" in answer.assumption
     assert answer.resolution(200)[0] == 2
-    assert answer.symmetry.ok
+    assert answer.symmetry.outcome == "inconclusive"
     assert "the knockoff filter assumes 1 in 5" in answer.symmetry.sentence
-    assert not sign_symmetry(w[200:]).ok, "a fifth is not half"
+    assert sign_symmetry(w[200:]).outcome == "failed", "a fifth is not half"
 
 
 def test_the_spread_reads_all_scores_but_the_largest_whichever_is_the_texts() -> None:

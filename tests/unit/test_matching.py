@@ -59,8 +59,8 @@ def test_a_matched_subset_calibrates_as_it_stands_and_words_no_longer_tell_it_ap
     plan = plan_of(tmp_path, known, audit)
     (matched,) = write_matched(plan, str(tmp_path / "matched"))
     table = pq.read_table(matched.path)
-    assert matched.before.ok is False
-    assert matched.after.ok is not False
+    assert matched.before.outcome == "failed"
+    assert matched.after.outcome != "failed"
     assert 100 < matched.count == len(table) < 600
     assert "corpus.unseen: {path:" in matched.sentence()
     assert matched.facts()["documents"] == len(table)

@@ -77,9 +77,9 @@ def answered(store: Store, high: int, low: int = 0) -> Summary:
 def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names_it(notices: Store) -> None:
     summary = answered(notices, UNLIKE)
     tail = summary.diagnostics.tail
-    assert summary.diagnostics.blind.ok is not False, "the average sees nothing"
+    assert summary.diagnostics.blind.outcome != "failed", "the average sees nothing"
     assert tail.p_value <= 0.01
-    assert (tail.ok, summary.conclusion, summary.n_selected) == (False, "contradicted", tail.n_compared)
+    assert (tail.outcome, summary.conclusion, summary.n_selected) == ("failed", "contradicted", tail.n_compared)
     assert tail.n_selected >= 10
     assert len(tail.documents) == 10
     assert sum(int(name.removeprefix("audit-")) >= N - UNLIKE for name in tail.documents) >= 8
@@ -87,7 +87,7 @@ def test_a_list_of_a_small_part_that_calibration_lacks_is_contradicted_and_names
     assert tail.documents[0] in tail.sentence
     assert tail.sentence in summary.reasons
     note = answered(notices, 0, low=UNLIKE).diagnostics.tail
-    assert (note.ok, note.p_value <= 0.01) == (None, True), "the part is not selected"
+    assert (note.outcome, note.p_value <= 0.01) == ("inconclusive", True), "the part is not selected"
     assert note.sentence.endswith("That is too few to contradict the list.")
     # the check is filed, and does not need the texts again
     name = "diagnostics/blind-unseen.json"
@@ -103,14 +103,14 @@ def test_a_family_of_near_duplicates_in_one_role_contradicts_its_list(tmp_path: 
     store = finished(tmp_path, tiny_model_folder, ending_with(some_texts(np.random.default_rng(6), 1) * 12))
     summary = answered(store, 12)
     families = summary.diagnostics.families
-    assert (families.ok, families.role, families.size, families.n_selected) == (False, "audit", 12, 12)
+    assert (families.outcome, families.role, families.size, families.n_selected) == ("failed", "audit", 12, 12)
     assert families.p_value == pytest.approx(2 * 0.5**12, rel=0.5)
     assert "12 audited documents are near-duplicates of one another" in families.sentence
     assert " and 2 more. 12 of the " in families.sentence
     assert f"audit-{N - 12}" in families.sentence
     assert summary.conclusion == "contradicted"
     note = answered(store, 0, low=12).diagnostics.families
-    assert (note.ok, note.n_selected) == (None, 0)
+    assert (note.outcome, note.n_selected) == ("inconclusive", 0)
     assert one_role_p(5, 10, 10, 1) == pytest.approx(2 * (252 / 15504)), "hypergeometric"
     assert one_role_p(5, 10, 3, 2) == pytest.approx(2 * (252 / 1287))
     assert one_role_p(5, 500, 500, 100) == 1.0
@@ -127,4 +127,4 @@ def test_neither_check_contradicts_an_honest_audit_of_groups(tmp_path: Path, tin
     grouped = answered(finished(tmp_path, tiny_model_folder, texts, group="author"), 60)
     assert grouped.n_selected > 60
     assert grouped.diagnostics.families is None
-    assert grouped.diagnostics.tail.ok is not False
+    assert grouped.diagnostics.tail.outcome != "failed"

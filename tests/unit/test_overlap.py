@@ -90,7 +90,7 @@ def test_a_copy_with_changes_is_found_in_another_role(tmp_path: Path) -> None:
         assert " 1 audit docu" in error
         summary = select(tmp_path, audit, known, overlap="drop")
         shared = summary.diagnostics.overlap
-        assert (shared.ok, shared.n_calibration, shared.n_audit) == (True, 1, 1)
+        assert (shared.outcome, shared.n_calibration, shared.n_audit) == ("passed", 1, 1)
         assert shared.n_equal == (share == 1)
         assert [(pair.audit, pair.calibration) for pair in shared.pairs] == [("audit-7", "unseen-30")]
         assert shared.pairs[0].share == pytest.approx(share, abs=4 * 0.035)
@@ -105,7 +105,7 @@ def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None
             summary = select(tmp_path, audit, known, known[:10], **question)
             assert summary.diagnostics.overlap.n_calibration == 0
             near = summary.diagnostics.near_copies
-            assert (near.ok, near.audit.n_copies, near.calibration.n_copies) == (True, 0, 0)
+            assert (near.outcome, near.audit.n_copies, near.calibration.n_copies) == ("passed", 0, 0)
             assert summary.n_calibration == 20, "all that was not trained on"
 
 
@@ -141,7 +141,7 @@ def test_near_duplicates_within_a_role_are_counted_and_listed(tmp_path: Path) ->
     audit = [*map(article, range(20)), *editions(50, 2, 3), article(60), article(60)]
     summary = select(tmp_path, audit, list(map(article, range(100, 140))))
     near = summary.diagnostics.near_copies
-    assert (near.ok, near.audit.n_documents, near.audit.n_copies) == (None, 28, 8)
+    assert (near.outcome, near.audit.n_documents, near.audit.n_copies) == ("inconclusive", 28, 8)
     assert (near.audit.n_families, near.audit.largest, near.audit.n_distinct) == (3, 3, 23)
     assert near.audit.effective == pytest.approx(28**2 / (20 + 2 * 9 + 4), abs=0.05)
     assert [(family.size, family.ids) for family in near.audit.families] == [
@@ -164,9 +164,9 @@ def test_near_duplicates_within_a_role_are_counted_and_listed(tmp_path: Path) ->
 def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh_and_storey(tmp_path: Path, procedure: str) -> None:
     audit, known = editions(0, 8, 10), list(map(article, range(100, 200)))
     adaptive = select(tmp_path, audit, known, raised=40, procedure=procedure)
-    assert adaptive.supported is False
+    assert adaptive.conclusion == "contradicted"
     near = adaptive.diagnostics.near_copies
-    assert (near.ok, near.bh_stands) == (False, True)
+    assert (near.outcome, near.bh_stands) == ("failed", True)
     (reason,) = (reason for reason in adaptive.reasons if reason == near.sentence)
     assert f"count as about 8 independent documents, too few for {procedure}" in reason
     plain, storey = (select(tmp_path, audit, known, raised=40, procedure=name) for name in ("bh", "storey"))
@@ -178,10 +178,10 @@ def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh_and_storey(t
     )
     for others, asked in (([], "bh"), ([], "storey"), (list(map(article, range(500, 1500))), procedure)):
         near = select(tmp_path, [*audit, *others], known, procedure=asked).diagnostics.near_copies
-        assert (near.ok, near.audit.n_families) == (None, 8)
-    assert adaptive.diagnostics.families.ok is not False
+        assert (near.outcome, near.audit.n_families) == ("inconclusive", 8)
+    assert adaptive.diagnostics.families.outcome != "failed"
     void = select(tmp_path, editions(0, 4, 20), known, raised=40, procedure=procedure).diagnostics
-    assert (void.near_copies.ok, void.families.ok) == (False, False)
+    assert (void.near_copies.outcome, void.families.outcome) == ("failed", "failed")
     assert " hold with " not in void.near_copies.sentence, "another check contradicts bh too"
 
 
@@ -195,18 +195,18 @@ def test_no_bound_is_stated_where_near_duplicates_are_audited_or_calibrate(tmp_p
     alike = select(tmp_path, *texts, raised=40, procedure="bh")
     assert alike.bound is None
     assert not calibrating or alike.bound_withheld == GROUPED
-    assert not calibrating or alike.supported is not False
+    assert not calibrating or alike.conclusion != "contradicted"
     assert "A bound assumes independent documents, so none is stated." in alike.diagnostics.near_copies.sentence
-    assert select(tmp_path, *texts, raised=40, procedure="bound").supported is False
+    assert select(tmp_path, *texts, raised=40, procedure="bound").conclusion == "contradicted"
 
 
 def test_near_duplicates_that_calibrate_take_the_guarantee_of_every_procedure(tmp_path: Path) -> None:
     audit = list(map(article, range(30)))
-    for copies, supported in ((1, True), (2, False)):
+    for copies, outcome in ((1, "passed"), (2, "failed")):
         summary = select(tmp_path, audit, [*map(article, range(100, 140)), *editions(200, 10, copies)])
         near = summary.diagnostics.near_copies
-        assert near.ok is supported
-        assert near.bh_stands is supported
+        assert near.outcome == outcome
+        assert near.bh_stands == (outcome == "passed")
     assert near.sentence in summary.reasons
     assert "They rank as 50 distinct documents" in near.sentence
     assert "so the p-values of every procedure can be too small by a factor of up to 1.20" in near.sentence

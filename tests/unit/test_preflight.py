@@ -107,7 +107,7 @@ def test_the_command_checks_this_machine_and_leaves_nothing(
     path = str(make_audit())
     assert exit_code(path, "--json") == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert answer["ok"]
+    assert answer["outcome"] == "passed"
     assert {line["check"] for line in answer["lines"]} == set(CHECKS)
     assert not (tmp_path / "run").exists()
     assert exit_code(path) == 0
@@ -129,8 +129,8 @@ def test_a_red_line_has_a_remedy(
     monkeypatch.setattr(preflight, "LEAST_FREE", 1 << 60)
     assert exit_code(path, "--json") == 2
     answer = json.loads(capsys.readouterr().out)
-    assert not answer["ok"]
-    assert [(line["check"], line["remedy"]) for line in answer["lines"] if line["state"] == "red"] == [
+    assert answer["outcome"] == "failed"
+    assert [(line["check"], line["remedy"]) for line in answer["lines"] if line["outcome"] == "failed"] == [
         ("disk", REMEDIES["disk"])
     ]
 

@@ -263,7 +263,7 @@ def test_words_and_resolution_are_told_before_scoring_and_only_if_something_is_w
     later = planned(tmp_path, list(map(text, range(100))), dated("quartz"), resources=WHOLE)
     (blind,) = said(later)
     assert blind.startswith("warning: A classifier that knows only their words tells the unseen documents")
-    assert plan_checks(later)["blind"]["unseen"]["ok"] is False
+    assert plan_checks(later)["blind"]["unseen"]["outcome"] == "failed"
     strict = planned(tmp_path, list(map(text, range(60))), list(map(text, range(200, 260))), selections=hopeless)
     unsettled, _decided, resolution = said(strict)
     assert unsettled.startswith("note: Inconclusive")

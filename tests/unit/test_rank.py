@@ -15,6 +15,7 @@ from commands import ended, here, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied
 from made_up import sentence
 
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.shares import difference_to_all, paired_difference
 
 DATE = "2025-11-02T03-04-05.678901"
@@ -199,7 +200,11 @@ def test_where_nothing_is_clean_or_a_check_contradicts_it_that_is_told(
     assert "there is no accuracy on clean items. Nothing can be selected at alpha 0.001" in " ".join(out.split())
     void = tmp_path / "void"
     shutil.copytree(runs[0], void)
-    contradicted = {"supported": False, "reasons": ["The words tell them apart."], "next": "Calibrate on others."}
+    contradicted = {
+        "conclusion": ConclusionValue.CONTRADICTED,
+        "reasons": ["The words tell them apart."],
+        "next": "Calibrate on others.",
+    }
     amend(void, "selection/clean/summary.json", contradicted)
     out, _ = here(capsys, "rank", results, "--run", void, "--output", tmp_path / "x")
     assert out.startswith("CONTRADICTED, do not act on it: The words tell them apart.")

@@ -1,5 +1,6 @@
 """Claims about the typed results: each field has its sentence, and what cannot be read is refused in one line."""
 
+import itertools
 import json
 import operator
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from report_run import build_run, summary_in
 from signed import sign, sign_manifest, sign_status
 
 from docs.records import record_schema, render_schemas, write_schemas
+from pipeline.audit.conclusion import bound_condition, conclude, weakest
 from pipeline.audit.digests import AnswerDigests
 from pipeline.audit.manifest import Manifest, read_manifest, read_run
 from pipeline.audit.records import Record, VersionedRecord
@@ -23,7 +25,8 @@ from pipeline.audit.summary import Summary, read_summary
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
-from pipeline.selection.guarantees import StrictAnswer
+from pipeline.report.wording.conclusion import UNCONFIRMED
+from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 from pipeline.trial.starter import trial_starter
 
@@ -115,30 +118,59 @@ def test_each_file_of_a_run_says_its_schema_and_holds_the_keys_that_its_schema_n
 
 def test_an_answer_is_supported_unless_a_check_of_its_guarantee_failed(store: Store) -> None:
     diagnostics = summary_in(store).diagnostics
-    for outcomes, supported, reasons in (
-        ({"blind": True}, True, []),
-        ({"blind": None}, None, []),
-        ({"blind": False}, False, ["About blind."]),
-        ({"blind": True, "overlap": False}, False, ["About overlap."]),
-        ({"blind": None, "overlap": False}, False, ["About overlap."]),
-        ({"blind": True, "resolution": False}, True, []),
-        ({"blind": True, "duplicates": None, "truncated": None}, True, []),
+    passed, inconclusive, failed = Outcome
+    for outcomes, conclusion, reasons in (
+        ({"blind": passed}, "supported", []),
+        ({"blind": inconclusive}, "inconclusive", []),
+        ({"blind": failed}, "contradicted", ["About blind."]),
+        ({"blind": passed, "overlap": failed}, "contradicted", ["About overlap."]),
+        ({"blind": inconclusive, "overlap": failed}, "contradicted", ["About overlap."]),
+        ({"blind": passed, "resolution": failed}, "supported", []),
+        ({"blind": passed, "duplicates": inconclusive, "truncated": inconclusive}, "supported", []),
     ):
-        about = {name: {"ok": ok, "sentence": f"About {name}."} for name, ok in outcomes.items()}
+        about = {name: {"outcome": one, "sentence": f"About {name}."} for name, one in outcomes.items()}
         update = {name: getattr(diagnostics, name).model_copy(update=result) for name, result in about.items()}
         checked = diagnostics.model_copy(update=update)
-        assert (checked.support(), checked.failures()) == (supported, reasons), outcomes
+        assert (checked.value, checked.failures()) == (conclusion, reasons), outcomes
+
+
+def test_outcomes_and_conclusions_have_no_truth_value_and_are_written_as_words() -> None:
+    for word in (*Outcome, *ConclusionValue):
+        with pytest.raises(TypeError, match="has no truth value: compare it with one of"):
+            bool(word)
+        assert json.loads(json.dumps({"word": word})) == {"word": word.value}
+        assert f"{word}" == str(word) == word.value
+
+
+def test_the_worst_outcome_decides_a_conclusion_and_the_worst_conclusion_one_that_rests_on_several() -> None:
+    alone = {"passed": "supported", "inconclusive": "inconclusive", "failed": "contradicted"}
+    assert {str(outcome): str(conclude([outcome])) for outcome in Outcome} == alone
+    for some in itertools.product(Outcome, repeat=3):
+        worst = max(some, key=list(Outcome).index)
+        assert conclude(some) == alone[worst]
+        assert weakest([conclude([one]) for one in some]) == alone[worst]
+    assert conclude([]) == weakest([]) == "supported"
+    stated = [bound_condition(value) for value in ConclusionValue]
+    assert stated == ["", UNCONFIRMED, None]
+    assert bound_condition("anything else") is None, "no bound is stated under a word that is not known"
+
+
+def test_a_summary_of_an_earlier_form_is_refused_in_one_line(store: Store) -> None:
+    earlier = {**summary_in(store).plain(), "schema": 2, "supported": True}
+    store.write_json("selection/members/summary.json", earlier)
+    assert "in form 2, and this version reads form 3" in user_error(summary_in, sign(store))
 
 
 def test_an_old_manifest_is_refused_with_the_version_that_wrote_it(store: Store) -> None:
     manifest = json.loads(store.read("manifest.json"))
     for old, form in (
         ({**manifest, "schema": 1}, "form 1"),
+        ({**manifest, "schema": 2}, "form 2"),
         ({k: manifest[k] for k in manifest if k != "schema"}, "an older form"),
     ):
         store.write_json("manifest.json", old)
         line = user_error(read_run, store)
-        assert f"manifest.json was written by seenset 0.1.0 in {form}, and this version reads form 2" in line
+        assert f"manifest.json was written by seenset 0.1.0 in {form}, and this version reads form 3" in line
         assert "start a new run directory with seenset run, or use that version" in line
     store.write_json("manifest.json", {"config": manifest["config"]})
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)

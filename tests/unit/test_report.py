@@ -29,7 +29,7 @@ from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
 from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
-from pipeline.selection.guarantees import StrictAnswer
+from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 
 
@@ -162,9 +162,11 @@ def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothin
         text = report(store)[0].text
         assert f"The shortest possible list of the knockoff filter has {fewest}" in text
         assert "for calibration the shortest possible list" not in text
-    amend_checks(store, sign_symmetry=SymmetryDiagnostic(ok=False, sentence="The signs are skewed.", p_value=0.001))
+    amend_checks(
+        store, sign_symmetry=SymmetryDiagnostic(outcome=Outcome.FAILED, sentence="The signs are skewed.", p_value=0.001)
+    )
     strict = StrictAnswer("bh on ranks of W", 7, 0.01, "finite-sample")
-    amend(store, "members", n_selected=9, supported=False, reasons=["Skewed."], strict=strict)
+    amend(store, "members", n_selected=9, conclusion=ConclusionValue.CONTRADICTED, reasons=["Skewed."], strict=strict)
     terms = report(store)[1].selections[0].answer.terms
     assert "Nothing is guaranteed for this selection" in terms
     assert "(bh on ranks of W) selects 7 of 240" in terms
@@ -179,7 +181,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
     assert "the smallest possible p-value is 1/6" in page.text
     assert f"at least about {least} for anything to be selectable" in page.text
     assert ("about 1,199 for a selection of one in a hundred" in page.text) == (procedure == "bh")
-    assert facts.selections[0].summary.diagnostics.resolution.ok is False
+    assert facts.selections[0].summary.diagnostics.resolution.outcome == "failed"
     assert facts.selections[0].answer.doubts == [], "what could not be found casts no doubt on what was"
     assert "△ limited Number of calibration documents." in page.text
     light = next(light for light in facts.selections[0].brief.lights if light.name == "resolution")
@@ -192,7 +194,7 @@ def test_too_few_calibration_documents_are_named_as_the_reason(tmp_path: Path, p
 def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp_path: Path, procedure: str) -> None:
     store = build_run(tmp_path, selections=({"procedure": procedure},), drawn=())
     sentence = "Calibration and audited documents differ in more than membership (AUC 0.91)."
-    amend_checks(store, blind=BlindDiagnostic(ok=False, sentence=sentence))
+    amend_checks(store, blind=BlindDiagnostic(outcome=Outcome.FAILED, sentence=sentence))
     page, facts = report(store)
     answer = facts.selections[0].answer
     assert f"Blind test failed: {sentence}" in answer.sentence

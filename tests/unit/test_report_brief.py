@@ -13,7 +13,7 @@ from test_report import Page, report
 
 from pipeline.audit.history import note_answers, read_history
 from pipeline.audit.manifest import read_run
-from pipeline.audit.summary import BlindDiagnostic, CountDiagnostic, Diagnostics, ShareDiagnostic
+from pipeline.audit.summary import BlindDiagnostic, Conclusion, CountDiagnostic, ShareDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Folders, Light, Report, model_name, run_names
@@ -21,12 +21,13 @@ from pipeline.report.page import write_report
 from pipeline.report.wording.brief import TITLES
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.selection.bounds import Bound
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)
-APART = BlindDiagnostic(ok=False, outcome="failed", sentence="Their words alone tell them apart (AUC 0.91).")
+APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words alone tell them apart (AUC 0.91).")
 
 
 def page_of(store: Store) -> tuple[str, Report]:
@@ -67,7 +68,7 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
     assert '<th scope="row"><strong class="bad">Contradicted:</strong> <a href="#selection-wide">wide</a>' in page
     brief = facts.selections[1].brief
     assert brief.claim.startswith("Contradicted: their words alone")
-    assert brief.standing == "contradicted"
+    assert brief.conclusion == "contradicted"
     assert brief.reason == "failed: blind test"
     assert (brief.bound, facts.selections[1].answer.bound) == ("not stated", CONTRADICTED)
     assert "95% confidence" not in page
@@ -81,7 +82,7 @@ def test_what_is_not_supported_says_so_in_the_first_words_of_its_row_and_its_car
 
 def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
-    amend(store, "members", bound=BOUND, supported=True)
+    amend(store, "members", bound=BOUND, conclusion=ConclusionValue.SUPPORTED)
     page, facts = report(store)
     brief, answer = facts.selections[0].brief, facts.selections[0].answer
     claim = f"95% confidence at most 3 of these {summary_in(store).n_selected} are wrong"
@@ -112,7 +113,9 @@ def test_three_sentences_say_what_holds_on_average_of_this_list_and_of_all(tmp_p
     assert brief.bound == "possibly all"
     terms = guarantee_of_bound(SelectionConfig(name="one", detectors=["loss"], confidence=0.9).exact_confidence)
     promised = {"promise": terms.promise, "assumption": terms.assumption}
-    amend(store, "members", bound=BOUND, supported=True, procedure="bound", factor=None, **promised)
+    amend(
+        store, "members", bound=BOUND, conclusion=ConclusionValue.SUPPORTED, procedure="bound", factor=None, **promised
+    )
     stated = report(store)[1].selections[0].answer.terms
     assert stated.startswith("With 90% confidence the share of wrong documents")
     assert "On average" not in stated
@@ -143,20 +146,20 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
 
     def shown_of(**blind: Any) -> tuple[str, str, str | None]:
-        amend_checks(store, blind=BlindDiagnostic(ok=None, sentence="Not tested.", **blind))
+        amend_checks(store, blind=BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence="Not tested.", **blind))
         (selection,) = page_of(store)[1].selections
-        assert any("was not checked" in one for one in selection.answer.cautions) == (blind["outcome"] == "not tested")
+        assert any("was not checked" in one for one in selection.answer.cautions) == (not blind["tested"])
         brief = selection.brief
         assert all((light.reason is None) == (light.colour == "green") for light in brief.lights)
         light = next(light for light in brief.lights if light.name == "blind")
         return brief.condition, light.colour, light.reason
 
-    assert shown_of(outcome="not tested") == (
+    assert shown_of(tested=False) == (
         "Provided both groups are alike and their documents independent; this was not checked:",
         "amber",
         "Not checked: audited and calibration documents are assumed to be alike.",
     )
-    assert shown_of(outcome="inconclusive", n_to_settle=993) == (
+    assert shown_of(tested=True, n_to_settle=993) == (
         "Provided both groups are alike; the test could not confirm this:",
         "amber",
         "Inconclusive: about 993 documents of each kind would decide it.",
@@ -166,10 +169,13 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
 def test_a_note_that_some_selections_share_is_printed_once_and_what_one_alone_has_stays_with_it(tmp_path: Path) -> None:
     names = ["one", "two", "three", "four"]
     store = build_run(tmp_path, selections=tuple({"name": name} for name in names), drawn=())
-    overlap, alike = summary_in(store, "one").diagnostics.overlap, BlindDiagnostic(ok=True, sentence="Alike.")
+    overlap, alike = (
+        summary_in(store, "one").diagnostics.overlap,
+        BlindDiagnostic(outcome=Outcome.PASSED, sentence="Alike."),
+    )
     sentences = ("The same note.", "The same note.", "Another note.", APART.sentence)
     for name, sentence in zip(names, sentences, strict=True):
-        noted = overlap.model_copy(update={"ok": None, "sentence": sentence})
+        noted = overlap.model_copy(update={"outcome": Outcome.INCONCLUSIVE, "sentence": sentence})
         amend_checks(store, name, overlap=noted, blind=APART if sentence == APART.sentence else alike)
     amend(store, "three", n_quarantined=3)
     page, _ = page_of(store)
@@ -299,9 +305,13 @@ def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
 
 def test_no_absolute_path_stands_above_provenance_and_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
-    repeated = CountDiagnostic(ok=True, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1)
+    repeated = CountDiagnostic(
+        outcome=Outcome.PASSED, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1
+    )
     gone = f"Not tested: {tmp_path}/audit.jsonl is gone."
-    amend_checks(store, duplicates=repeated, blind=BlindDiagnostic(ok=None, outcome="not tested", sentence=gone))
+    amend_checks(
+        store, duplicates=repeated, blind=BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=gone)
+    )
     page, facts = page_of(store)
     assert str(tmp_path) in facts.provenance.inputs[0].name
     assert str(tmp_path) not in upper(page)
@@ -337,15 +347,17 @@ TRUNCATED = "200 of 200 documents were truncated at max_tokens. A truncated docu
 
 def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_path: Path) -> None:
     store = run_of(tmp_path)
-    for ok, sentence, colour, reason in (
-        (None, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
-        (True, "None of the 200 documents was truncated.", "green", None),
+    for outcome, sentence, colour, reason in (
+        (Outcome.INCONCLUSIVE, TRUNCATED, "amber", "200 of 200 documents were truncated at max_tokens."),
+        (Outcome.PASSED, "None of the 200 documents was truncated.", "green", None),
     ):
-        amend_checks(store, truncated=ShareDiagnostic(ok=ok, sentence=sentence, share=0.0 if ok else 1.0))
+        amend_checks(
+            store, truncated=ShareDiagnostic(outcome=outcome, sentence=sentence, share=0.0 if reason is None else 1.0)
+        )
         page, facts = page_of(store)
         light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
         assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
         assert f"Truncation. {reason or sentence}" in shown(page)
-    assert set(Diagnostics.model_fields) <= set(TITLES)
+    assert set(Conclusion.model_fields) <= set(TITLES)
     for title in TITLES.values():
         assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title

@@ -93,7 +93,7 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte_and_are_plann
         checks, others = first.pop("diagnostics"), other.pop("diagnostics")
         assert other["assumption"].startswith(first["assumption"])
         assert "was not fitted to the documents that calibrate" in other["assumption"]
-        differing = {"assumption", *(() if with_texts else ("conclusion", "supported", "condition", "next"))}
+        differing = {"assumption", *(() if with_texts else ("conclusion", "condition", "next"))}
         assert {key for key in first if first[key] != other[key]} <= differing
         changed = {key for key in checks if checks[key] != others[key]}
         texts = set() if with_texts else {"blind", "overlap", "near_copies", "families", "tail"}
@@ -111,11 +111,11 @@ def test_imported_scores_give_the_answers_of_their_run_to_the_byte_and_are_plann
 def test_checks_that_need_texts_are_not_made_without_them(again: Path) -> None:
     summary = summary_in(Store(str(again)), "bh")
     diagnostics = summary.diagnostics
-    assert (summary.conclusion, diagnostics.blind.outcome, diagnostics.blind.ok) == ("inconclusive", "not tested", None)
+    assert (summary.conclusion, diagnostics.blind.outcome, diagnostics.blind.tested) == (*["inconclusive"] * 2, False)
     assert "their documents independent; this was not checked" in summary.condition
-    assert diagnostics.near_copies.ok is None
+    assert diagnostics.near_copies.outcome == "inconclusive"
     assert diagnostics.near_copies.sentence.startswith("Near-duplicates were not checked")
-    assert (diagnostics.overlap.ok, diagnostics.truncated.ok) == (None, None)
+    assert (diagnostics.overlap.outcome, diagnostics.truncated.outcome) == ("inconclusive", "inconclusive")
     assert "Near-duplicates were not checked" in (again / "report/report.html").read_text()
 
 

@@ -38,7 +38,7 @@ from pipeline.report.wording.selection import answer_text
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.engine import Scores, answer_all
-from pipeline.selection.guarantees import at_most, beside, decimal, percentage
+from pipeline.selection.guarantees import ConclusionValue, at_most, beside, decimal, percentage
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import guarantee_of_bound
@@ -229,11 +229,18 @@ def test_a_confidence_is_told_as_it_was_set_and_never_as_certainty(confidence: f
     summary = seenset.select(
         np.r_[np.full(60, 9.0), np.zeros(40)], unseen=np.arange(99.0) / 99, procedure="bh", confidence=confidence
     ).summary
-    count = MemberCount(selection="a", detectors=["loss"], confidence=confidence, at_least=3, n_audit=9, supported=True)
+    count = MemberCount(
+        selection="a",
+        detectors=["loss"],
+        confidence=confidence,
+        at_least=3,
+        n_audit=9,
+        conclusion=ConclusionValue.SUPPORTED,
+    )
     exact = 100 * Fraction(repr(confidence))
     told = [
         sureness(summary.bound),
-        bound_text(summary.model_copy(update={"supported": None})) or "",
+        bound_text(summary.model_copy(update={"conclusion": ConclusionValue.INCONCLUSIVE})) or "",
         wording.counted_phrase(count, sampled=False, checked=True, bounded=True)[0],
         guarantee_of_bound(Fraction(repr(confidence))).promise,
     ]
@@ -300,7 +307,9 @@ def test_the_signs_of_a_sentence_are_counted_against_the_coin_that_it_names(
     exact = min(1.0, 2 * min(binom.cdf(heads, tosses, fair), binom.sf(heads - 1, tosses, fair)))
     (p,) = re.findall(r"\(p = ([\d.e-]+)\)", result.sentence)
     assert (result.p_value, float(p)) == (pytest.approx(exact), pytest.approx(exact, rel=0.05))
-    assert (float(p) < 0.01) == (not result.ok) == (f": of all {heads / tosses:.0%} are" in result.sentence)
+    assert (
+        (float(p) < 0.01) == (result.outcome == "failed") == (f": of all {heads / tosses:.0%} are" in result.sentence)
+    )
 
 
 @pytest.mark.parametrize("repeated", [1, 2])
@@ -436,11 +445,11 @@ def test_the_plan_of_a_procedure_that_estimates_the_nulls_says_what_holds_at_a_s
         "never fewer than 1. With 999 unseen documents as few as 1% of the audited documents can be selected; fewer "
         "suffice if part of the audited documents were trained on." in planned["sentence"]
     )
-    assert (planned["minimum_selectable"], planned["minimum_at_best"], planned["ok"]) == (20, 1, None)
+    assert (planned["minimum_selectable"], planned["minimum_at_best"], planned["outcome"]) == (20, 1, "inconclusive")
     assert "null share" not in outlook(tmp_path, procedure="bh")["sentence"]
     few = outlook(tmp_path, known=5, procedure="storey")
     assert few["minimum_selectable"] > 200
-    assert few["ok"] is None, "an estimate can be as small as it takes"
+    assert few["outcome"] == "inconclusive", "an estimate can be as small as it takes"
 
 
 def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
@@ -462,9 +471,9 @@ def test_an_ordinary_audit_is_planned_without_a_warning(tmp_path: Path) -> None:
     assert usual["minimum_selectable"] == 20  # 200 / (.1 * 101) = 19.8
     assert outlook(tmp_path, procedure="td4eval")["sentence"] == usual["sentence"], "of one detector"
     assert outlook(tmp_path, procedure="by")["minimum_selectable"] == 117  # times 1 + 1/2 + ... + 1/200 = 5.878
-    assert usual["ok"] is None, "10% of the audited documents: a number to know"
+    assert usual["outcome"] == "inconclusive", "10% of the audited documents: a number to know"
     assert "With 999 unseen documents as few as 1% of the audited documents can be selected." in usual["sentence"]
-    assert outlook(tmp_path, known=1000, procedure="bh")["ok"] is True
+    assert outlook(tmp_path, known=1000, procedure="bh")["outcome"] == "passed"
 
 
 def test_an_audit_that_cannot_select_anything_is_warned_of(
@@ -484,10 +493,10 @@ def test_a_knockoff_selection_is_planned_and_answered_without_a_word_of_calibrat
     assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
     assert resolution.calibration_for_1_percent is None
     found = outlook(tmp_path, known=None, procedure="ktd")
-    assert found["ok"]
+    assert found["outcome"] == "passed"
     assert "list of the knockoff filter has 10 documents." in found["sentence"]
     beyond = outlook(tmp_path, known=None, procedure="ktd", alpha=0.001)
-    assert not beyond["ok"]
+    assert beyond["outcome"] == "failed"
     assert "has 1,000 documents and only 200 are audited, so nothing can be selected" in beyond["sentence"]
 
 

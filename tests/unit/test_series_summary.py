@@ -16,6 +16,7 @@ from pipeline.audit.select import write_answer
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.selection.bounds import Bound
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.page import check_page_place, write_series_page
@@ -25,12 +26,13 @@ from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
 
 Scan = Callable[..., Path]
+SUPPORTED, INCONCLUSIVE, CONTRADICTED = ConclusionValue
 
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     summary = read_summary(build_run(tmp_path_factory.mktemp("made") / "run"), "members")
-    return summary.model_copy(update={"supported": True, "reasons": [], "guarantee": "finite-sample"})
+    return summary.model_copy(update={"conclusion": SUPPORTED, "reasons": [], "guarantee": "finite-sample"})
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_scans_whose_guarantees_stand_are_guaranteed_together(scan: Scan, ledger
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"supported": False}, "a check contradicts"),
+        ({"conclusion": CONTRADICTED}, "a check contradicts"),
         ({"guarantee": "asymptotic"}, "only as numbers grow"),
         ({"guarantee": "heuristic"}, "no error rate is proved"),
         ({"alpha": 0.1}, "above the level of its place"),
@@ -114,7 +116,7 @@ def test_one_list_without_a_guarantee_leaves_none_for_all_scans(
 
 
 def test_an_untested_guarantee_and_a_scan_without_a_result_are_said_to_be_such(scan: Scan, ledger: Path) -> None:
-    scan(["a"], supported=None)
+    scan(["a"], conclusion=INCONCLUSIVE)
     one = members(ledger)
     assert one.promised is None
     assert "provided both groups of scan 1 are alike; the test could not confirm this" in one.promise
@@ -137,30 +139,45 @@ def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> No
     ("lists", "counts", "confidence", "sentence"),
     [
         (
-            [(3, (1, 2, 0.99), True), (2, (0, 2, 0.985), True)],
+            [(3, (1, 2, 0.99), SUPPORTED), (2, (0, 2, 0.985), SUPPORTED)],
             (1, 4, 0),
             "0.975",
             "with 97.5% confidence: at most 1 of",
         ),
-        ([(1, (0, 1, c), True) for c in (0.9958, 0.9959, 0.9585)], (0, 3, 0), "0.9502", "with 95% confidence: none of"),
-        ([(3, (1, 2), True), (2, (0, 2), False), (1, None, True)], (4, 2, 3), None, "at most 4 of the 6 selected"),
         (
-            [(3, (1, 2), None), (1, (0, 1), True), (2, None, False), (1, None, None)],
+            [(1, (0, 1, c), SUPPORTED) for c in (0.9958, 0.9959, 0.9585)],
+            (0, 3, 0),
+            "0.9502",
+            "with 95% confidence: none of",
+        ),
+        (
+            [(3, (1, 2), SUPPORTED), (2, (0, 2), CONTRADICTED), (1, None, SUPPORTED)],
+            (4, 2, 3),
+            None,
+            "at most 4 of the 6 selected",
+        ),
+        (
+            [(3, (1, 2), INCONCLUSIVE), (1, (0, 1), SUPPORTED), (2, None, CONTRADICTED), (1, None, INCONCLUSIVE)],
             (4, 3, 3),
             None,
             "are right, provided both groups of scan 1 are alike; the test could not confirm this; 3 are on",
         ),
-        ([(2, (2, 0), None)], (2, 0, 0), "0.99", "For this list: all of the 2 selected may be wrong."),
-        ([(2, (2, 0), None), (1, (1, 0), True)], (3, 0, 0), "0.98", "together: all of the 3 selected may be wrong."),
-        ([(1, (1, 0), True)], (1, 0, 0), "0.99", "For this list: the one selected document may be wrong."),
+        ([(2, (2, 0), INCONCLUSIVE)], (2, 0, 0), "0.99", "For this list: all of the 2 selected may be wrong."),
+        (
+            [(2, (2, 0), INCONCLUSIVE), (1, (1, 0), SUPPORTED)],
+            (3, 0, 0),
+            "0.98",
+            "together: all of the 3 selected may be wrong.",
+        ),
+        ([(1, (1, 0), SUPPORTED)], (1, 0, 0), "0.99", "For this list: the one selected document may be wrong."),
     ],
 )
 def test_bounds_of_all_lists_add_up_under_the_conditions_and_with_the_confidence_that_they_have_together(
-    scan: Scan, ledger: Path, lists: list[tuple[int, Any, bool | None]], counts: Any, confidence: Any, sentence: str
+    scan: Scan, ledger: Path, lists: list[tuple[int, Any, ConclusionValue]], counts: Any, confidence: Any, sentence: str
 ) -> None:
-    for number, (n_selected, limits, supported) in enumerate(lists):
+    for number, (n_selected, limits, conclusion) in enumerate(lists):
         texts = [f"{number}-{text}" for text in range(n_selected)]
-        scan(texts, bound=None if limits is None else bound(*limits), supported=supported)
+        scan(texts, bound=None if limits is None else bound(*limits), conclusion=conclusion)
     every = members(ledger).bound
     assert (every.wrong_at_most, every.right_at_least, every.n_without) == counts
     assert confidence in (None, repr(every.confidence))
@@ -180,7 +197,7 @@ def test_new_is_a_text_that_no_earlier_scan_had_selected(scan: Scan, ledger: Pat
     assert ended("series", str(ledger), "--fail-if-new") == 0
     scan([])
     assert ended("series", str(ledger), "--fail-if-new") == 0
-    scan(["new"], supported=False)
+    scan(["new"], conclusion=CONTRADICTED)
     assert ended("series", str(ledger), "--fail-if-new") == 5
     assert ended("series", str(ledger)) == 0
     scan(["a", "b", "one", "two"], file="b.jsonl")  # under other ids and from another file
@@ -276,7 +293,7 @@ def test_the_command_and_the_page_state_what_the_summary_states(
     printed, first = capsys.readouterr().out, (tmp_path / "one.html").read_text()
     assert all(part in printed for part in ("2 of 12 scans", "no result", "a clock was wrong", "one.html"))
     assert all(part in printed for part in ("at most 10% is wrong", "2 of them new"))
-    scan(["<script>", "c"], supported=False)
+    scan(["<script>", "c"], conclusion=CONTRADICTED)
     series = read_series(str(ledger))
     place = check_page_place(str(tmp_path / "page"), str(ledger))
     page, again = (Path(write_series_page(place, series)).read_text() for _ in range(2))

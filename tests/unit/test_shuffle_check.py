@@ -99,7 +99,7 @@ def test_sorted_options_contradict_the_draw_by_the_feature_that_sorts_them(
             row["choices"].sort(key=key, reverse=descending)
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok is False
+    assert found.diagnostic.outcome == "failed"
     wanted = feature.replace("ascend", "descend") if descending else feature
     assert any(wanted in test.about for test in found.check.failed())
 
@@ -109,7 +109,7 @@ def test_ten_items_take_part_at_least_and_nine_contradict_nothing() -> None:
     ten, nine = draws_of_items(rows), draws_of_items(rows[:9])
     assert ten.diagnostic is not None
     assert nine.diagnostic is not None
-    assert (ten.diagnostic.ok, nine.diagnostic.ok) == (False, None)
+    assert (ten.diagnostic.outcome, nine.diagnostic.outcome) == ("failed", "inconclusive")
     assert "9 items can be compared, and a test takes 10" in nine.diagnostic.sentence
 
 
@@ -118,7 +118,7 @@ def test_options_of_equal_length_leave_their_item_out_of_that_feature() -> None:
     rows = changed(make_items(60), lambda row: {"choices": [text[:5] for text in row["choices"]]})
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok
+    assert found.diagnostic.outcome == "passed"
     assert not any("by length" in test.about for test in found.check.tests)
 
 
@@ -130,7 +130,7 @@ def test_marks_in_a_form_that_is_not_recognised_contradict_the_draw(form: str) -
     )
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok is False
+    assert found.diagnostic.outcome == "failed"
     assert "options ascend by code points in 40 of 40 items" in found.diagnostic.sentence
     assert "take these out of the options" in found.diagnostic.sentence
 
@@ -143,7 +143,7 @@ def test_numbering_in_words_and_scripts_without_order_contradicts_the_draw_too(w
     )
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok is False
+    assert found.diagnostic.outcome == "failed"
     assert any("one and the same of 24 orders by code points" in test.about for test in found.check.failed())
 
 
@@ -187,10 +187,10 @@ def test_right_answers_first_contradict_the_draw_where_a_column_names_them(tmp_p
     """The column is not in the template: it is read for the check alone."""
     honest = changed(make_items(60), lambda row: {column: RIGHT_FIRST[column](row)})
     first = changed(right_first(make_items(60)), lambda row: {column: RIGHT_FIRST[column](row)})
-    for rows, ok in ((honest, True), (first, False)):
+    for rows, outcome in ((honest, "passed"), (first, "failed")):
         rows = [{key: value for key, value in row.items() if key != "right"} for row in rows]
         shuffle = preview_of(tmp_path / "items.jsonl", rows, PERMUTED, id="id").shuffle
-        assert shuffle.ok is ok
+        assert shuffle.outcome == outcome
     assert f"the option that column '{column}' names stands at place 1 of 4 in 60 of 60 items" in shuffle.sentence
 
 
@@ -206,7 +206,7 @@ def test_options_and_right_answers_may_be_fields_of_an_object(tmp_path: Path, su
     path = write_items(tmp_path, suffix, rows)
     versions = {"permute": "mc1.choices", "template": "{question}\n{mc1.choices}"}
     shuffle = preview_in(path, versions, id="id").shuffle
-    assert shuffle.ok is not first
+    assert shuffle.outcome == ("failed" if first else "passed")
     if first:
         assert "the option that column 'mc1.labels' names stands at place 1 of 4 in 40 of 40 items" in shuffle.sentence
 
@@ -224,7 +224,7 @@ def test_a_column_of_the_template_that_states_the_place_contradicts_an_honest_sh
     rows = changed(make_items(40), lambda row: {column: place(row) if column == "answer" else LETTERS[place(row)]})
     versions = {**PERMUTED, "template": f"{TEMPLATE}\n{{{column}}}"}
     shuffle = preview_of(tmp_path / "items.jsonl", rows, versions, id="id").shuffle
-    assert shuffle.ok is False
+    assert shuffle.outcome == "failed"
     assert f"Column '{column}' of the template names an option by its" in shuffle.sentence
     assert f"leave {{{column}}} out of versions.template" in shuffle.sentence
 
@@ -232,7 +232,7 @@ def test_a_column_of_the_template_that_states_the_place_contradicts_an_honest_sh
 def test_a_column_of_the_template_that_names_the_right_text_is_warned_of_and_moves_with_it(tmp_path: Path) -> None:
     versions = {**PERMUTED, "template": f"{TEMPLATE}\n{{right}}"}
     preview = preview_of(tmp_path / "items.jsonl", make_items(40), versions, id="id")
-    assert preview.shuffle.ok
+    assert preview.shuffle.outcome == "passed"
     assert preview.warnings == [
         "Column 'right' of the template names an option by its text in 40 of 40 items, as a column of right answers "
         "does: leave {right} out of versions.template."
@@ -242,7 +242,7 @@ def test_a_column_of_the_template_that_names_the_right_text_is_warned_of_and_mov
 def test_numbers_in_a_column_whose_name_says_nothing_are_warned_of(tmp_path: Path) -> None:
     rows = changed(make_items(40), lambda row: {"level": place(row)})
     preview = preview_of(tmp_path / "items.jsonl", rows, {**PERMUTED, "template": f"{TEMPLATE}\n{{level}}"}, id="id")
-    assert preview.shuffle.ok
+    assert preview.shuffle.outcome == "passed"
     assert preview.warnings[0].startswith("Column 'level' of the template holds the number of an option in 40 of 40")
 
 
@@ -260,7 +260,7 @@ def test_a_question_that_states_the_published_order_contradicts_the_draw(
     rows = changed(make_items(40), lambda row: {"question": f"{row['question']} {said(row)}"})
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok is False
+    assert found.diagnostic.outcome == "failed"
     assert words in found.diagnostic.sentence
 
 
@@ -271,7 +271,7 @@ def test_a_question_that_holds_options_in_no_published_order_contradicts_nothing
     rows = changed(make_items(60), lambda row: {"question": f"{row['question']} {said(row)}"})
     found = draws_of_items(rows)
     assert found.diagnostic is not None
-    assert found.diagnostic.ok
+    assert found.diagnostic.outcome == "passed"
 
 
 # --- marks of a whole collection
@@ -292,7 +292,7 @@ def test_one_item_in_a_hundred_with_a_mark_out_of_place_is_left_out_and_two_leav
         found = draws_of_items(some)
         assert found.check.documents == used
         assert found.diagnostic is not None
-        assert found.diagnostic.ok
+        assert found.diagnostic.outcome == "passed"
         if count:
             assert f"{count} of 100 items with marks such as (A)" in found.diagnostic.sentence
 
@@ -307,12 +307,14 @@ def test_plan_states_how_many_items_lose_marks_and_prints_three(tmp_path: Path) 
 
 def test_marks_none_keeps_marks_with_their_options_and_the_check_still_reads_both(tmp_path: Path) -> None:
     preview = preview_of(tmp_path / "items.jsonl", with_marks(make_items(40)), {**PERMUTED, "marks": "none"}, id="id")
-    assert preview.shuffle.ok is False
+    assert preview.shuffle.outcome == "failed"
     assert preview.lines == []
     names = ["A. Smith", "B. Jones", "C. Brown"]
     rng = random.Random(0)
     rows = [{**row, "choices": [f"{n} {name(rng)}" for n in rng.sample(names, 3)]} for row in make_items(40)]
-    assert preview_of(tmp_path / "names.jsonl", rows, {**PERMUTED, "marks": "none"}, id="id").shuffle.ok
+    assert (
+        preview_of(tmp_path / "names.jsonl", rows, {**PERMUTED, "marks": "none"}, id="id").shuffle.outcome == "passed"
+    )
 
 
 # --- versions of one's own
@@ -334,7 +336,7 @@ def test_a_published_version_that_can_be_told_from_its_text_or_index_contradicts
 ) -> None:
     found = draws_of_versions(make_versions(200, published))
     assert found.diagnostic is not None
-    assert found.diagnostic.ok is False
+    assert found.diagnostic.outcome == "failed"
     assert words in found.diagnostic.sentence
 
 
@@ -351,12 +353,12 @@ def test_drawn_first_lifts_the_test_of_the_index_alone() -> None:
     plain, lifted = draws_of_versions(rows).diagnostic, draws_of_versions(rows, drawn_first=True).diagnostic
     assert plain is not None
     assert lifted is not None
-    assert (plain.ok, lifted.ok) == (False, True)
+    assert (plain.outcome, lifted.outcome) == ("failed", "passed")
     for row in rows:
         row["versions"].sort(key=len)
     found = draws_of_versions(rows, drawn_first=True).diagnostic
     assert found is not None
-    assert found.ok is False
+    assert found.outcome == "failed"
 
 
 def test_indices_0_of_documents_with_different_numbers_of_versions_contradict_the_draw() -> None:
@@ -390,7 +392,7 @@ def test_rows_with_their_numbers_contradict_the_shuffling_of_the_file(tmp_path: 
     rows = [{"item": f"{f'{row}. ' * numbered}{name(rng)} {name(rng)} {name(rng)}"} for row in range(200)]
     versions = {"permute": "order", "window": 8}
     shuffle = preview_of(tmp_path / "rows.jsonl", rows, versions, text="item").shuffle
-    assert shuffle.ok is not numbered
+    assert shuffle.outcome == ("failed" if numbered else "passed")
     if numbered:
         assert "rows ascend by first number in 25 of 25 documents" in shuffle.sentence
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 import seenset
 from docs.blocks import PAGES, blocks
 from docs.reference import sections
-from pipeline.audit.summary import Diagnostics
+from pipeline.audit.summary import Conclusion
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
 from pipeline.detectors.base import detector_names
@@ -68,7 +68,7 @@ COUNTED: dict[str, Callable[[], int]] = {
     "detectors": lambda: len([name for name in detector_names() if name != "from_column"]),
     "procedures": lambda: len(PROCEDURES),
     "calibrations": lambda: len(get_args(CalibrationName)),
-    "checks": lambda: len(Diagnostics.model_fields),
+    "checks": lambda: len(Conclusion.model_fields),
     "kinds of files of a run": lambda: len([*kinds_of_files()]),
     "schemas": lambda: len([*(PAGES / "schemas").glob("*.json")]),
     "exit codes": lambda: len(ExitCode),

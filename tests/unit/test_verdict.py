@@ -27,16 +27,15 @@ from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
 from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
 from pipeline.report.wording.verdict import CALIBRATING, by_count, head
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.select import give_verdict, select_again
 
-APART = BlindDiagnostic(ok=False, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
-ALIKE = BlindDiagnostic(ok=True, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
-UNSETTLED = BlindDiagnostic(
-    ok=None, outcome="inconclusive", sentence="Inconclusive: too few documents.", n_to_settle=1600
-)
-UNTESTED = BlindDiagnostic(ok=None, sentence="Their words could not be compared.")
+APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
+ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
+UNSETTLED = BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence="Inconclusive: too few documents.", n_to_settle=1600)
+UNTESTED = BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, tested=False, sentence="Their words could not be compared.")
 
 
 TEST_ALONE = "Of collections that it was not trained on, at most one in 20 gives p <= 0.05 by chance."
@@ -103,7 +102,7 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
     set_scores(store, 0)
     verdict = give_verdict(store.url)
     assert verdict.answer == "not shown"
-    assert verdict.supported
+    assert verdict.conclusion == "supported"
     assert verdict.exit_code == ExitCode.DONE
     assert verdict.test.p_value > 0.05
     assert verdict.sentences[0].endswith("That is no proof that it was not.")
@@ -121,7 +120,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_d
 ) -> None:
     file_blind_test(store, outcome)
     verdict = answered(store, 1.5)
-    assert (verdict.answer, verdict.conclusion, verdict.supported) == ("trained on", "inconclusive", None)
+    assert (verdict.answer, verdict.conclusion) == ("trained on", "inconclusive")
     assert verdict.exit_code == ExitCode.SELECTED
     unchecked = " and their documents independent; this was not checked"
     checked = "; the test could not confirm this" if outcome is UNSETTLED else unchecked
@@ -209,7 +208,7 @@ def test_the_command_and_the_python_interface_state_test_and_count_and_end_as_th
     assert ended("verdict", store.url, "--json", "--fail-if-trained") == 4
     verdict = CollectionVerdict.model_validate(json.loads(capsys.readouterr().out))
     assert verdict == read_verdict(store) == seenset.verdict(store.url)
-    assert (verdict.answer, verdict.supported, verdict.reasons) == ("trained on", True, [])
+    assert (verdict.answer, verdict.conclusion, verdict.reasons) == ("trained on", "supported", [])
     assert verdict.test.p_value == 1e-4
     (counted,) = verdict.counts
     assert (counted.unit, counted.at_least, counted.n_units) == ("document", summary.bound.members_at_least, 60)
@@ -219,7 +218,7 @@ def test_the_command_and_the_python_interface_state_test_and_count_and_end_as_th
     run = seenset.open_run(store.url)
     file_blind_test(store, APART)
     with pytest.warns(seenset.UnsupportedWarning, match="Their words differ"):
-        assert seenset.verdict(run).supported is False
+        assert seenset.verdict(run).conclusion == "contradicted"
     assert ended("verdict", store.url, "--fail-if-trained") == 5
     text = capsys.readouterr().out
     assert text.startswith("Contradicted: the audited documents differ from the unseen ones; this does not show that ")

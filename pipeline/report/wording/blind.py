@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pipeline.audit.halvings import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
 from pipeline.audit.words import LEAST_SHARED
-from pipeline.selection.guarantees import beside
+from pipeline.selection.guarantees import Outcome, beside
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
@@ -38,23 +38,23 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
             f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
             f"near-duplicates count once: whether their {by} differ could not be tested."
         )
-    if test.outcome == "inconclusive" and not test.looked:
+    if test.outcome == Outcome.INCONCLUSIVE and not test.looked:
         return (
             f"Inconclusive: the test could not look. Half of the documents have at most {test.shared:g} different {by} "
             f"{_OR_CHARACTERS.get(by, '')}in common with another of them, and a difference shows only with "
             f"{LEAST_SHARED} or more ({_interval(test)}). {TO_LOOK}"
         )
-    if test.outcome == "inconclusive" and test.below:
+    if test.outcome == Outcome.INCONCLUSIVE and test.below:
         return (
             f"Inconclusive: the AUC is further below 0.50 than chance explains ({_interval(test)}). {PAIRED}, "
             f"so the test cannot determine whether their {by} differ."
         )
-    if test.outcome == "inconclusive":
+    if test.outcome == Outcome.INCONCLUSIVE:
         return (
             f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
             f"differ ({_interval(test)})."
         )
-    if test.outcome == "passed":
+    if test.outcome == Outcome.PASSED:
         return (
             f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an "
             f"AUC of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)}). It does not prove them alike."
@@ -124,7 +124,7 @@ def matched(
         return f"{text}; fewer than {LEAST}, too few to calibrate on: give others"
     if before is not None:
         text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
-    if after.ok is False:
+    if after.outcome == Outcome.FAILED:
         return f"{text}: {by} still tell them apart, so this set repairs nothing"
     column = ", tokens: tokens" if by == TOKENS else ""
     use = f"corpus.{role}: {{path: {place}, id: id{column}}}"

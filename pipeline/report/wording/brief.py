@@ -15,6 +15,7 @@ from pipeline.report.wording.bounds import bound_clause, known_claim, sentence, 
 from pipeline.report.wording.conclusion import CONTRADICTED
 from pipeline.report.wording.numbers import documents, percent, shortest
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
 
 TITLES = {
@@ -61,11 +62,11 @@ def checks(summary: Summary) -> list[Check]:
 def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
     if isinstance(diagnostic, ShareDiagnostic) and diagnostic.share:
         return "limited"
-    if diagnostic.ok is None:
+    if diagnostic.outcome == Outcome.INCONCLUSIVE:
         return "inconclusive" if isinstance(diagnostic, BlindDiagnostic) else "noted"
-    if isinstance(diagnostic, BlindDiagnostic) and diagnostic.outcome == "not tested":
+    if isinstance(diagnostic, BlindDiagnostic) and not diagnostic.tested:
         return "noted"  # not needed
-    if diagnostic.ok:
+    if diagnostic.outcome == Outcome.PASSED:
         return "passed"
     return "limited" if diagnostic.about_power else "failed"
 
@@ -141,7 +142,7 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
         f"{', '.join(summary.detectors)} ({summary.procedure}{place})",
         selected=f"{summary.n_selected:,} of {summary.n_audit:,}",
         bound=_bound_cell(summary),
-        standing=summary.standing.lower(),
+        conclusion=summary.conclusion,
         reason=_reason(summary, shown),
         claim=answer.headline.removesuffix(f"{bound_clause(summary)}.").replace(f" of {model}", "") + ".",
         condition=_condition(summary),
@@ -179,7 +180,7 @@ def guarantee_on_page(guarantee: str, assumption: str, stated: Mapping[str, Sequ
 
 def _bound_cell(summary: Summary) -> str:
     bound = summary.bound
-    if summary.conclusion == "contradicted":
+    if summary.conclusion == ConclusionValue.CONTRADICTED:
         return "not stated"
     if not summary.n_selected:
         return "none selected"
@@ -192,10 +193,10 @@ def _bound_cell(summary: Summary) -> str:
 
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
     """The lights that contradict a guarantee or leave it open."""
-    if summary.conclusion == "inconclusive":
+    if summary.conclusion == ConclusionValue.INCONCLUSIVE:
         return TITLES["blind"].lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
-    return None if summary.conclusion == "supported" or not failed else f"failed: {', '.join(failed)}"
+    return None if summary.conclusion == ConclusionValue.SUPPORTED or not failed else f"failed: {', '.join(failed)}"
 
 
 # --- the three sentences and their condition
@@ -212,7 +213,7 @@ def _condition(summary: Summary) -> str:
 def _average(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     trained = "was not" if summary.direction == "members" else "was"
-    if summary.conclusion == "contradicted":
+    if summary.conclusion == ConclusionValue.CONTRADICTED:
         return "The share of wrong documents can be anything."
     if not summary.n_selected:
         return f"An empty list is no evidence that the model {trained} trained on them."
@@ -249,7 +250,7 @@ def _this_list(summary: Summary) -> str:
 
 def _collection(summary: Summary) -> str:
     bound = summary.bound
-    if summary.conclusion == "contradicted":
+    if summary.conclusion == ConclusionValue.CONTRADICTED:
         return f"Nothing is stated of the {summary.n_audit:,} audited documents."
     if bound is None:
         kind = "trained on" if summary.direction == "members" else "not trained on"
@@ -275,7 +276,7 @@ def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
         return Light(name=name, label=label, colour="green", reason=None)
     if check.verdict == "failed":
         return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
-    if name == "blind" and diagnostic.ok is None:
+    if name == "blind" and diagnostic.outcome == Outcome.INCONCLUSIVE:
         return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
     known = name == "resolution" and n_versions(summary) is None and procedure_of(summary.procedure).fewest is None
     fewest = f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
@@ -286,7 +287,7 @@ def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
 def _unknown(summary: Summary) -> str:
     """Why the blind test has no result."""
     blind = summary.diagnostics.blind
-    if blind.outcome == "not tested":
+    if not blind.tested:
         return "Not checked: audited and calibration documents are assumed to be alike."
     if not blind.looked:
         return f"Inconclusive: the documents have too few {blind.by} in common to look."

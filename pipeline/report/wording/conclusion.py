@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pipeline.selection.guarantees import ConclusionValue
+
 CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
 """Why an answer that a check contradicts has no bound."""
 
@@ -30,16 +32,18 @@ def elsewhere_assumption(assumption: str) -> str:
     )
 
 
-def standing(conclusion: str, checked: bool = True) -> str:
+def conclusion_shown(conclusion: ConclusionValue, checked: bool = True) -> str:
     """The word for a conclusion in tables.
 
     Args:
-        conclusion: conclusion of the checks: supported, inconclusive or contradicted.
+        conclusion: conclusion of the checks.
         checked: whether the check that both groups are alike was made.
     """
-    if conclusion == "contradicted":
+    if conclusion == ConclusionValue.CONTRADICTED:
         return "CONTRADICTED"
-    return conclusion if checked or conclusion == "supported" else "inconclusive (not checked)"
+    if conclusion == ConclusionValue.INCONCLUSIVE and not checked:
+        return "inconclusive (not checked)"
+    return str(conclusion)
 
 
 def inconclusive_sentence(sentence: str, checked: bool) -> str:
@@ -57,9 +61,9 @@ def selected(n_selected: int, n_audit: int) -> str:
     return f"{n_selected:,} of {n_audit:,} selected"
 
 
-def line(name: str, count: str, settings: str, standing: str) -> str:
-    """An answer in one line."""
-    return f"{name}: {count} ({settings}), {standing}"
+def line(name: str, count: str, settings: str, conclusion: str) -> str:
+    """An answer in one line; `conclusion` as in tables."""
+    return f"{name}: {count} ({settings}), {conclusion}"
 
 
 def contradicted_line(name: str, remarks: str, count: str, settings: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
 
 from pipeline.report.wording.conclusion import ONLY_SCORES
+from pipeline.selection.guarantees import Outcome
 
 WHICH = {
     "unseen": "documents like the audited ones that the model cannot have seen, such as drafts or unpublished ones of "
@@ -51,18 +52,18 @@ class _Check(Protocol):
     about_power: ClassVar[bool]
 
     @property
-    def ok(self) -> bool | None: ...
+    def outcome(self) -> Outcome: ...
 
 
 class _BlindCheck(Protocol):
     """What a step depends on of a `BlindDiagnostic`."""
 
     @property
-    def ok(self) -> bool | None: ...
+    def outcome(self) -> Outcome: ...
+    @property
+    def tested(self) -> bool: ...
     @property
     def sentence(self) -> str: ...
-    @property
-    def outcome(self) -> str: ...
     @property
     def by(self) -> str: ...
     @property
@@ -89,9 +90,9 @@ def next_step(checks: Mapping[str, _Check], blind: _BlindCheck, role: str) -> st
         blind: that on the words.
         role: the role whose documents calibrate.
     """
-    if blind.ok is False:
+    if blind.outcome == Outcome.FAILED:
         return after_blind(blind, role)
-    failed = [name for name, check in checks.items() if check.ok is False and not check.about_power]
+    failed = [name for name, check in checks.items() if check.outcome == Outcome.FAILED and not check.about_power]
     dependent = [name for name in failed if name in _DEPENDENT]
     others = [name for name in failed if name not in _DEPENDENT]
     if dependent and (not others or not _bh_stands([checks[name] for name in dependent])):
@@ -99,7 +100,7 @@ def next_step(checks: Mapping[str, _Check], blind: _BlindCheck, role: str) -> st
     for name in [*(name for name in _REMEDIES if name in others), *others]:
         remedy = _REMEDIES.get(name, "Correct what the failed check names, and make a new run")
         return remedy.format(role=role) + "."
-    return after_blind(blind, role) if blind.ok is None else None
+    return after_blind(blind, role) if blind.outcome == Outcome.INCONCLUSIVE else None
 
 
 def _bh_stands(checks: Iterable[_Check]) -> bool:
@@ -123,11 +124,11 @@ def after_blind(blind: _BlindCheck, role: str) -> str | None:
         blind: the test, its numbers included.
         role: the role whose documents calibrate.
     """
-    if blind.ok:
+    if blind.outcome == Outcome.PASSED:
         return None
-    if blind.ok is False:
+    if blind.outcome == Outcome.FAILED:
         return f"Calibrate on {WHICH[role]}{MATCHED.format(by=blind.by) if blind.by in MATCHABLE else ''}."
-    if blind.outcome == "not tested":
+    if not blind.tested:
         if ONLY_SCORES in blind.sentence:
             return "Give the texts beside the scores, and make a new run: then the blind test is made."
         return "Repeat the selection where the texts can be read: then the blind test is made."

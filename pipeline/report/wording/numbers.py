@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.audit.summary import Summary
-from pipeline.selection.guarantees import at_most, percentage
+from pipeline.selection.guarantees import Outcome, at_most, percentage
 from pipeline.selection.passes import Basis
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import Options, Procedure
@@ -95,28 +95,28 @@ class ResolutionFacts:
         return f" With {enough:,} {self.role} documents{group}{half} {few} can be selected"
 
 
-def shortest_list(given: ResolutionFacts, needed: int, ok: bool | None, enough: int | None) -> str:
+def shortest_list(given: ResolutionFacts, needed: int, outcome: Outcome, enough: int | None) -> str:
     """States the shortest possible list.
 
     Args:
         given: the documents.
         needed: number of documents of the list.
-        ok: False where `needed` exceeds the audited documents; True where as few as 1% of them can be selected.
+        outcome: failed where `needed` exceeds the audited documents; passed where as few as 1% can be selected.
         enough: number of known documents for a selection of 1%; None where it does not matter.
     """
     text = f"{given}, the shortest possible list has {documents(needed)}."
-    if ok is False:
+    if outcome == Outcome.FAILED:
         text = f"{given}, nothing can be selected: the shortest possible list would have {documents(needed)}."
-    return text if ok or enough is None else f"{text}{given.for_a_hundredth(enough)}."
+    return text if outcome == Outcome.PASSED or enough is None else f"{text}{given.for_a_hundredth(enough)}."
 
 
-def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], ok: bool | None, enough: int) -> str:
+def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], outcome: Outcome, enough: int) -> str:
     """States the shortest possible list where the procedure estimates the share of nulls.
 
     Args:
         given: the documents.
         lengths: lengths of the list at a share of 1, at 0.5, and at the smallest share that can be estimated.
-        ok: as in `shortest_list`, at a share of 1.
+        outcome: as in `shortest_list`, at a share of 1.
         enough: number of known documents for a selection of 1% at a share of 1.
     """
     needed, half, best = lengths
@@ -130,7 +130,7 @@ def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int]
             f"{given}, the length of the shortest possible list depends on the estimated null share: {needed:,} at a "
             f"share of 1, {half:,} at 0.5, never fewer than {best:,}."
         )
-    if ok is True:
+    if outcome == Outcome.PASSED:
         return text
     were = "were" if given.role == "unseen" else "were not"
     return f"{text}{given.for_a_hundredth(enough)}; fewer suffice if part of the audited documents {were} trained on."

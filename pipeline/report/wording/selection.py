@@ -21,6 +21,7 @@ from pipeline.report.wording.bounds import bound_clause, bound_text, bounds_not_
 from pipeline.report.wording.brief import checks, n_versions
 from pipeline.report.wording.numbers import applied_in, documents, percent, sample_of, shortest, was
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.ranked import Rule, known_needed
 
@@ -58,10 +59,10 @@ def _proof_clause(summary: Summary) -> str:
 
 def _support_sentence(summary: Summary) -> str:
     """The sentence before the count of a selection that a check contradicts."""
-    if summary.conclusion != "contradicted":
+    if summary.conclusion != ConclusionValue.CONTRADICTED:
         return ""
     why = "a check of what this answer assumes has failed"
-    if summary.diagnostics.blind.ok is False:
+    if summary.diagnostics.blind.outcome == Outcome.FAILED:
         why = (
             f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents, so they "
             "differ in more than membership"
@@ -73,7 +74,7 @@ def _guarantee(summary: Summary) -> str:
     alpha = percent(summary.alpha)
     wrong = "not part of" if summary.direction == "members" else "part of"
     share = f"the share of wrong documents (in truth {wrong} the training data) in such a selection"
-    if summary.conclusion == "contradicted":
+    if summary.conclusion == ConclusionValue.CONTRADICTED:
         return _void_guarantee(summary, share)
     own_words = calibration_of(summary.calibration).conditional or procedure_of(summary.procedure).per_list
     if summary.guarantee == "finite-sample" and own_words:
@@ -110,7 +111,9 @@ def _void_guarantee(summary: Summary, share: str) -> str:
     failed, symmetry = sum(check.verdict == "failed" for check in checks(summary)), summary.diagnostics.sign_symmetry
     if (others := _with_dependent_documents(summary, failed)) is not None:
         return f"{text} {others}"
-    if failed == 1 and symmetry is not None and symmetry.ok is False:  # which the strict answer does not assume
+    if (
+        failed == 1 and symmetry is not None and symmetry.outcome == Outcome.FAILED
+    ):  # which the strict answer does not assume
         return f"{text} {_strict_sentence(summary)}"
     if summary.guarantee == summary.strict.guarantee:
         return text  # the answer itself is the strict one
@@ -125,7 +128,7 @@ def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
         failed: number of its failed checks.
     """
     near, groups = summary.diagnostics.near_copies, summary.diagnostics.groups
-    failures = [check for check in (near, groups) if check is not None and check.ok is False]
+    failures = [check for check in (near, groups) if check is not None and check.outcome == Outcome.FAILED]
     stands = all(check.bh_stands for check in failures)
     by_bh = next((check.n_selected_by_bh for check in failures), None)
     if by_bh is None or failed != len(failures) or not stands:
@@ -199,7 +202,7 @@ def _doubts(summary: Summary) -> list[str]:
 
 def _cautions(summary: Summary) -> list[str]:
     cautions = []
-    if (summary.n_selected or summary.bound) and summary.diagnostics.blind.ok is None:
+    if (summary.n_selected or summary.bound) and summary.diagnostics.blind.outcome == Outcome.INCONCLUSIVE:
         cautions.append(untested(summary))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
@@ -212,7 +215,7 @@ def _cautions(summary: Summary) -> list[str]:
 def untested(summary: Summary) -> str:
     """The caution for a blind test that was not made or was inconclusive."""
     differ = "audited and calibration documents differ in more than membership"
-    if summary.diagnostics.blind.outcome == "not tested":
+    if not summary.diagnostics.blind.tested:
         return f"Whether {differ} was not checked."
     blind = summary.diagnostics.blind
     if not blind.looked:

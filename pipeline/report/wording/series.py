@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 from pipeline.report.wording.conclusion import WARNING
-from pipeline.selection.guarantees import percentage
+from pipeline.selection.guarantees import ConclusionValue, percentage
 
 Doubt = Literal["asked before", "contradicted", "heuristic", "asymptotic", "share", "level"]
 """Why a schedule guarantees nothing for a list."""
@@ -170,18 +170,18 @@ def unread_earlier(earlier: int, why: str, slot: int) -> str:
     )
 
 
-def figure_alt(points: Mapping[str, Sequence[tuple[int, int, bool | None]]], unfiled: Sequence[int]) -> str:
+def figure_alt(points: Mapping[str, Sequence[tuple[int, int, ConclusionValue]]], unfiled: Sequence[int]) -> str:
     """The text alternative of the figure.
 
     Args:
-        points: by selection name: scan, number of selected documents, and whether the checks support the list.
+        points: by selection name: scan, number of selected documents, and the conclusion of its checks.
         unfiled: scans without a result.
     """
     parts = []
     for name, of_name in points.items():
         counts = ", ".join(
-            f"{count:,} by scan {slot:,}{' (contradicted)' if supported is False else ''}"
-            for slot, count, supported in of_name[-SPOKEN:]
+            f"{count:,} by scan {slot:,}{' (contradicted)' if conclusion == ConclusionValue.CONTRADICTED else ''}"
+            for slot, count, conclusion in of_name[-SPOKEN:]
         )
         total = sum(count for _, count, _ in of_name)
         of = f"{total:,} in all by {len(of_name):,} scans; the latest: " if len(of_name) > SPOKEN else ""

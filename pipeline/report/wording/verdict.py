@@ -13,7 +13,7 @@ from pipeline.audit.summary import ShuffleDiagnostic
 from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
 from pipeline.report.wording.numbers import percent
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
-from pipeline.selection.guarantees import beside, percentage
+from pipeline.selection.guarantees import Outcome, beside, percentage
 from pipeline.selection.procedures.versions import ASSUMPTION
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
@@ -247,7 +247,7 @@ def verdict_on_versions(
         f"The e-value is {test.e_value:.3g}: multiply it by that of documents which arrive later; of collections that "
         "were not trained on at most one in N ever reaches N.",
     ]
-    if shuffle is not None and shuffle.ok is False:
+    if shuffle is not None and shuffle.outcome == Outcome.FAILED:
         meaning = [
             f"{redrawn}, which says nothing where the published versions can be told without the model.",
             direction_of_versions(test.above),
@@ -261,7 +261,9 @@ def verdict_on_versions(
     return [
         first,
         *meaning,
-        *([] if shuffle is None or shuffle.ok is False else [shuffle.sentence]),  # a failed one is a reason
+        *(
+            [] if shuffle is None or shuffle.outcome == Outcome.FAILED else [shuffle.sentence]
+        ),  # a failed one is a reason
         f"The verdict assumes that {ASSUMPTION}. No unseen documents are needed.",
         *([] if limit is None else [f"This is a sample: only the first {limit:,} documents were read."]),
     ]
