@@ -102,7 +102,7 @@ def preflight(
 ) -> None:
     """Check every node of a cluster for an audit: a table of nodes and checks, and the remedy for each red line."""
     planned = make_plan(load_config(config, set_ or ()))
-    check_model_files(planned.config)
+    check_model_files(planned)
     lines = inspect_cluster(planned, timeout)
     red = [line for line in lines if line.outcome == Outcome.FAILED]
     if json_:

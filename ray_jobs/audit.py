@@ -12,39 +12,35 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.audit.allocation import allocation_record, write_document_keys
-from pipeline.audit.already_audited import recorded_audited_texts
 from pipeline.audit.arithmetic import note_arithmetic, read_arithmetic, with_types
 from pipeline.audit.common_failure import CommonFailure, CommonFailureError
 from pipeline.audit.evaluation import Evaluation, evaluate_scores
 from pipeline.audit.machine import LocalMachine
-from pipeline.audit.plan import Plan, make_plan, pending
+from pipeline.audit.plan import Plan, check_model_files, make_plan, pending
 from pipeline.audit.reconcile import (
-    FinishedRecord,
     check_inputs_since,
-    note_finished,
     note_gradient,
-    read_finished,
     reconcile,
 )
 from pipeline.audit.records import KEYS_FILE
 from pipeline.audit.repair import count_refused, withdraw_damaged, withdraw_refused
 from pipeline.audit.scored import Scored, check_budget, read_scored
-from pipeline.audit.select import Answering, Each, damaged_answers, select_all
-from pipeline.audit.status import Counts, Status, StatusFile, final_state, forget_finished, read_status
+from pipeline.audit.select import Answering, Each, select_all
+from pipeline.audit.status import Counts, Status, StatusFile, final_state, read_status
 from pipeline.audit.summary import Summary, exit_code_of
 from pipeline.audit.top_documents import Reread
-from pipeline.audit.work import Work, device_on_file, note_device, work_of
+from pipeline.audit.work import Work, note_device, work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode, IncompleteError, UserError, instead_of_exit
 from pipeline.models.arithmetic import flags_differ
-from pipeline.models.devices import CPU
 from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
 from pipeline.report.wording.evaluation import worded
+from pipeline.report.wording.files import recorded_model
 from pipeline.series.claims import check_ledger, claim_of, file_result
 from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING, is_scoring
@@ -131,14 +127,9 @@ def run_plan(
     retried: Collection[str] = (),
 ) -> RunResult:
     """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again."""
-    store, flags = Store(plan.config.run), (texts, fail_if_selected)
-    retried = _met_again(store, retried, reporter)
-    earlier = None if retried else _intact(read_finished(store, plan, flags), plan, store, reporter)
-    if earlier is not None:
-        reporter.say(f"run {store.url} is finished, and nothing has changed since: its answers are kept")
-        return RunResult(earlier.status, earlier.report)
+    retried = _met_again(Store(plan.config.run), retried, reporter)
     with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
-        types = read_arithmetic(store)
+        types = read_arithmetic(scored.store)
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
@@ -151,7 +142,6 @@ def run_plan(
         report = write_report(scored.store, texts=texts)
         if claim is not None and summaries:
             file_result(config, scored, plan.limit, summaries, reporter.say)
-        note_finished(plan, flags, scored, ended, report)
     return RunResult(ended, report)
 
 
@@ -165,35 +155,6 @@ def _met_again(store: Store, reasons: Collection[str], reporter: Reporter) -> Co
         return reasons
     reporter.say(f"no document of {store.url} is in quarantine for {' or '.join(reasons)}: nothing to try again")
     return ()
-
-
-def _intact(finished: FinishedRecord | None, plan: Plan, store: Store, reporter: Reporter) -> FinishedRecord | None:
-    """The record of a finished run, if rescoring would give the same scores and its answers are unchanged."""
-    if finished is None:
-        return None
-    config, device = with_types(plan.config, finished.types), CPU
-    if finished.fingerprint.get("device") != CPU.mark:
-        device = device_on_file(store, config.resources) or CPU
-    texts = None
-    if config.against is not None and (on_file := recorded_audited_texts(config, store)) is not None:
-        texts = on_file[1]
-    if finished.fingerprint != work_of(config, plan.shards, device, lambda _: texts).stages[-1].fingerprint:
-        return None
-    # In an object store a changed object has another tag, which `read_finished` compares.
-    problems = _damages(store, finished) if store.local else []
-    for line in problems:
-        reporter.say(line)
-    return None if problems else finished
-
-
-def _damages(store: Store, finished: FinishedRecord) -> list[str]:
-    """The changed files of a finished run, one line each."""
-    problems = damaged_answers(store, [summary.name for summary in finished.status.selections], whole=True)
-    try:
-        read_status(store)
-    except DamagedError as error:
-        problems.append(f"{error.problem}; it is written again")
-    return problems
 
 
 def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
@@ -250,11 +211,14 @@ def scoring(
         config = with_types(config, types.types)
         plan = replace(plan, config=config)
         store.begin()
-        forget_finished(store)
         unscored = pending(plan, SCORING, store)
         device = device_of_run(config.resources, store, machine, bool(unscored))
         already_audited = partial(reconcile_already_audited, config, store=store, say=reporter.say)
-        work = work_of(config, plan.shards, device, already_audited)
+        if plan.recorded and retried:
+            check_model_files(replace(plan, recorded={}))
+        work = work_of(config, plan.shards, device, already_audited, plan.recorded)
+        for key in plan.recorded:
+            reporter.say(recorded_model(getattr(config, key).shown))
         fingerprints = {stage.name: stage.fingerprint for stage in work.stages}
         if config.series is not None:
             check_ledger(config)
@@ -263,7 +227,7 @@ def scoring(
         if machine is not None and not device.gpus and types.types and (line := flags_differ(types.flags)):
             reporter.say(f"warning: this machine: {line}")
         heartbeat.phase("counting rows and checking what is there")
-        plan = reconcile(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold)
+        plan = reconcile(plan, fingerprints, store, allocation_record(work.parts, work.keys), fold, work.models)
         note_device(store, device)
         if retried and (count := withdraw_refused(work.stages, plan.shards, store, retried)):
             reporter.say(f"documents of {count} shards are tried again: {', '.join(retried)}")
@@ -275,6 +239,8 @@ def scoring(
         models = early or (None if machine is None else SharedModels(alone=machine.workers == 1))
         driver = _Driver(store, lock, status, reporter, machine, models, checks)
         with _faults_noted(status):
+            if plan.recorded and unscored:
+                check_model_files(replace(plan, recorded={}))
             scored = _scored(driver, config, work, plan, fold if unscored else None)
             reread = token_reader(store, config.resources, machine, models, reporter.say, driver.check)
             yield scored, status, fold, reread

@@ -273,7 +273,7 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     if audit.corpus.versions is not None:
         for entry in planned.inputs:
             check_scored(entry.path)
-    check_model_files(planned.config)
+    check_model_files(planned)
     supervisor.supervise(may_need_cluster(audit.resources, planned) or _runs_foreign_code(audit))
     return planned
 

@@ -18,7 +18,7 @@ from pipeline.audit.judge import judge_collection, judge_versions
 from pipeline.audit.manifest import read_run
 from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, read_scored
 from pipeline.audit.select import Answering, check_training_keys, select_all
-from pipeline.audit.status import forget_finished, made_answer
+from pipeline.audit.status import made_answer
 from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.bundle.pack import pack_run
@@ -65,7 +65,6 @@ def select_again(
     with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()
-        forget_finished(store)
         check_training_keys(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)

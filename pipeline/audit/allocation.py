@@ -177,7 +177,7 @@ def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
 
 def write_document_keys(parts: Parts, store: Store) -> None:
     """Write the keys of the documents that adapters are trained on; selection leaves these out of calibration."""
-    store.write_table(KEYS_FILE, parts.keys())
+    store.keeping().write_table(KEYS_FILE, parts.keys())
 
 
 def hashes(keys: np.ndarray) -> list[str]:

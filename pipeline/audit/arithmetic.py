@@ -90,7 +90,7 @@ def decide_types(
     for key in stated:
         if warning := check_explicit(f"{key}.dtype", opened[key].dtype, deciding.processor):
             say(warning)
-    total = deciding.copies * sum(stored_bytes(model) for model in opened.values())
+    total = deciding.copies * sum(stored_bytes(model) for model in opened.values()) if missing else 0
     for key in missing:
         part = getattr(config, key)
         if isinstance(part, ModelConfig):

@@ -68,6 +68,15 @@ class GradientRecord(Record):
     quantised: int = Field(description="Quantised parameter tensors, which it leaves out: they have no gradient.")
 
 
+class RecordedModel(Record):
+    """A model that a run opened, as far as a repeated run needs it where the files are gone."""
+
+    fingerprint: dict[str, str] = Field(description="Digests of everything that the model's results depend on.")
+    shape: dict[str, JsonValue] | None = Field(
+        None, description="Its dimensions, which determine the batches on a GPU; null on a CPU."
+    )
+
+
 class AdapterRecord(Record):
     """An adapter, and the documents that it was trained on."""
 
@@ -116,6 +125,7 @@ class Manifest(Allocation, Provenance, VersionedRecord):
         3, alias="schema", description="Version of the form of this file and of the run directory."
     )
     shard_table: str | None = Field(None, description="SHA-256 of shards.json; null until it is written.")
+    models: dict[str, RecordedModel] = Field({}, description="The opened models, by key of the configuration.")
 
 
 def read_manifest(store: Store) -> Manifest | None:

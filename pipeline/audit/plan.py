@@ -6,15 +6,14 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from pipeline.audit.records import FINISHED_FILE
+from pipeline.audit.arithmetic import MODELS
+from pipeline.audit.manifest import RecordedModel, read_manifest
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
+from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel, expand_user
 from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.formats import by_bytes, extent_of, format_named
 from pipeline.corpus.inputs import find_inputs, plan_shards
@@ -23,11 +22,11 @@ from pipeline.detectors.base import Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
-from pipeline.models.checkpoints import check_files, other_base
+from pipeline.models.checkpoints import check_files, is_missing, other_base
 from pipeline.models.load import check_model
 from pipeline.report.wording.starter import RUN_OR_LEDGER, pictures_with
+from pipeline.stages import SCORING
 from pipeline.store.files import Store
-from pipeline.store.receipts import is_sealed, json_digest
 
 BYTES_PER_TOKEN = 4.0
 """Approximate value for English text."""
@@ -44,7 +43,8 @@ class Plan:
     inputs: tuple[InputFile, ...]
     shards: tuple[Shard, ...]
     limit: int | None
-    finished: dict[str, Any] | None = None  # the record of a finished run, where the plan has read it
+    recorded: Mapping[str, RecordedModel] = field(default_factory=dict)
+    """By key of the configuration, models whose files are missing, as the run recorded them."""
 
     def documents(self, role: Role) -> tuple[int, bool]:
         """Number of documents of a role, and whether it is exact; an estimate where only reading determines it."""
@@ -138,13 +138,40 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     """
     _check_folder("against", config.against, RUN_OR_LEDGER)
     _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
-    finished, known = _read_finished(config)
-    inputs = find_inputs(config.corpus, config.limits, known)
+    config, recorded = _with_recorded_models(config)
+    inputs = find_inputs(config.corpus, config.limits)
     files = {entry.path: entry.name for entry in inputs if format_named(entry.format).has_path}
     paths = [path for model in _models(config) for path in (model.path, model.adapter) if path is not None]
     check_run_folder(config.run, {path: written(path) for path in paths if os.path.exists(path)} | files)
     shards = plan_shards(config.corpus, inputs, config.resources, config.text_transform, limit, config.limits)
-    return Plan(config, tuple(inputs), tuple(shards), limit, finished)
+    return Plan(config, tuple(inputs), tuple(shards), limit, recorded)
+
+
+def _with_recorded_models(config: AuditConfig) -> tuple[AuditConfig, dict[str, RecordedModel]]:
+    """A configuration, and its models whose files are missing, as the run recorded them, by key.
+
+    A missing folder beside the configuration looks like an id of the hub: the model gets its recorded path.
+    """
+    models = {key: model for key in MODELS if isinstance(model := getattr(config, key), ModelConfig)}
+    if all(os.path.exists(expand_user(model.path)) and not is_missing(model) for model in models.values()):
+        return config, {}
+    try:
+        manifest = read_manifest(Store(config.run))
+    except (UserError, OSError):  # damaged or unreachable: the missing files are reported
+        return config, {}
+    if manifest is None:
+        return config, {}
+    recorded: dict[str, RecordedModel] = {}
+    for key, model in models.items():
+        before = getattr(manifest.config, key)
+        if key not in manifest.models or model.path not in (before.path, written(before.path)):
+            continue
+        placed = model.model_copy(update={"path": before.path})
+        decided = placed.model_copy(update={"dtype": before.dtype}) if placed.dtype == "auto" else placed
+        if decided == before and is_missing(before):
+            recorded[key] = manifest.models[key]
+            config = config.model_copy(update={key: placed})
+    return config, recorded
 
 
 def _check_folder(key: str, path: str | None, what: str) -> None:
@@ -157,14 +184,17 @@ def _models(config: AuditConfig) -> list[ModelConfig]:
     return [model for model in models if isinstance(model, ModelConfig)]
 
 
-def check_model_files(config: AuditConfig) -> None:
-    """Check that the files of every model exist, before any slow import.
+def check_model_files(plan: Plan) -> None:
+    """Check that the files of every model exist, before any slow import; not those of recorded ones of finished scores.
 
     Raises:
         UserError: a file is missing, or the weights are of a kind that is not allowed.
     """
-    for model in _models(config):
-        check_files(model)
+    finished = bool(plan.recorded) and not pending(plan, SCORING, Store(plan.config.run))
+    recorded = [getattr(plan.config, key) for key in plan.recorded] if finished else []
+    for model in _models(plan.config):
+        if model not in recorded:
+            check_files(model)
 
 
 def other_bases(config: AuditConfig) -> list[str]:
@@ -195,27 +225,3 @@ def pending(plan: Plan, stage: str, store: Store) -> list[Shard]:
         return place < len(names) and names[place] == name
 
     return [shard for shard in plan.shards if not is_done(f"{shard.id}.json")]
-
-
-def _read_finished(config: AuditConfig) -> tuple[dict[str, Any] | None, dict[tuple[str, str], InputFile]]:
-    """The record of a finished run, and its inputs by role and path.
-
-    No inputs where the run had other sources; neither is read where all inputs are local and free.
-    """
-    if all("://" not in path for _, source in config.corpus.roles() for path in source.paths):
-        return None, {}
-    record: dict[str, Any] = {}
-    try:
-        record = dict(Store(config.run).read_json(FINISHED_FILE) or {})
-        if not is_sealed(record) or record.get("sources") != digest_of_sources(config):
-            return record, {}
-        inputs = TypeAdapter(list[InputFile]).validate_python(record["inputs"])
-    except (UserError, OSError, KeyError, TypeError, ValueError):  # damaged or unreachable: all inputs are opened again
-        return record, {}
-    return record, {(entry.role, entry.path): entry for entry in inputs}
-
-
-def digest_of_sources(config: AuditConfig) -> str:
-    """A digest of the sources of an audit's documents, and of the limits."""
-    described = [config.corpus.model_dump(mode="json"), config.limits.model_dump(mode="json")]
-    return json_digest(described)

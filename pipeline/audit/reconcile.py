@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pydantic import Field, JsonValue
-
-from pipeline.audit.arithmetic import Decided, read_arithmetic
+from pipeline.audit.arithmetic import read_arithmetic
 from pipeline.audit.manifest import (
     Allocation,
     AuditedModel,
     GradientRecord,
     InputRecord,
     Manifest,
+    RecordedModel,
     check_shard_table,
     read_manifest,
     reconciled_shards,
@@ -22,20 +22,18 @@ from pipeline.audit.manifest import (
     write_manifest,
     write_shards,
 )
-from pipeline.audit.plan import Plan, describe_model, digest_of_sources
-from pipeline.audit.records import FINISHED_FILE, MANIFEST_FILE, SHARDS_FILE, VersionedRecord, opened, write_record
+from pipeline.audit.plan import Plan, describe_model
+from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE
 from pipeline.audit.repair import Stamps, check_documents_read
 from pipeline.audit.scored import Each, Scored, each_in_turn
-from pipeline.audit.status import Status
-from pipeline.config.yaml import build
 from pipeline.corpus.inputs import number_rows, stamp_of
-from pipeline.corpus.shard import BY_ID, OF_A_SHARD, InputFile, Shard, place_of, shard_fingerprint
+from pipeline.corpus.shard import BY_ID, InputFile, Shard, place_of, shard_fingerprint
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import files as wording
-from pipeline.stages import SCORE_FOLDER, SCORING
+from pipeline.stages import SCORING
 from pipeline.stages.base import Stage
 from pipeline.store.files import Store
-from pipeline.store.receipts import intact_receipts, json_digest
+from pipeline.store.receipts import intact_receipts
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +44,7 @@ def reconcile(
     store: Store,
     allocation: Allocation | None = None,
     each: Each = each_in_turn,
+    models: Mapping[str, RecordedModel] | None = None,
 ) -> Plan:
     """Write the manifest and the shard table, or check that those in the run directory still apply.
 
@@ -57,6 +56,7 @@ def reconcile(
         store: the run directory.
         allocation: the allocation of known documents; by default none.
         each: applies a function to every shard.
+        models: the opened models, by key of the configuration; by default none.
 
     Returns:
         The plan with numbered rows.
@@ -68,7 +68,7 @@ def reconcile(
     earlier = None if before is None else _shards_before(store, before, plan)
     if before is not None and store.exists(SHARDS_FILE):
         _check_layout(plan, before, store)
-    plan = Plan(plan.config, plan.inputs, earlier or tuple(number_rows(plan.shards)), plan.limit)
+    plan = replace(plan, shards=earlier or tuple(number_rows(plan.shards)))
     fingerprint = fingerprints[SCORING]
     if before is not None and _free_to_score(plan, before) and _differ_in_detectors(before.fingerprint, fingerprint):
         store.remove_folder(f"receipts/{SCORING}")
@@ -78,14 +78,16 @@ def reconcile(
     check_documents_read(stamps, _stamps(plan.inputs), plan.shards, list(fingerprints), store, each)
     if earlier is None:
         write_shards(store, plan.shards)
+    gradient = None
     if before is not None and before.fingerprint == dict(fingerprint):
-        model = before.model
+        model, gradient = before.model, before.gradient
     else:
         types = read_arithmetic(store)
         decided = None if types is None else types.types.get("model")
         described = describe_model(plan.config.model, plan.config.corpus.has_pictures)
         model = AuditedModel(**described, chosen=None if decided is None else decided.reason)
-    write_manifest(store, _manifest(plan, fingerprint, model, allocation or Allocation()))
+    manifest = _manifest(plan, fingerprint, model, allocation or Allocation())
+    write_manifest(store, manifest.model_copy(update={"gradient": gradient, "models": dict(models or {})}))
     return plan
 
 
@@ -201,88 +203,3 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
                 f"run {store.url} holds the work of stage {stage} with other settings: {fields}{where}; "
                 "use another run directory"
             )
-
-
-_READ = (f"receipts/{SCORING}", SCORE_FOLDER, "quarantine")
-"""Folders that the answers are made from."""
-
-_PASSING = ("lock", FINISHED_FILE)
-"""Prefixes of files of the run directory that are not part of the answer."""
-
-
-class FinishedRecord(VersionedRecord):
-    """A finished run: its configuration, its answers, and the files that they depend on: `finished.json`."""
-
-    sealed = True
-
-    question: str = Field(
-        description="Digest of the configuration, the shards, the flags of the command and the versions."
-    )
-    fingerprint: dict[str, JsonValue] = Field(description="All values that could change a score.")
-    types: dict[str, Decided] = Field({}, description="What dtype auto chose, by key of the configuration.")
-    files: dict[str, str] = Field(description="Digest of the names, sizes and times of a folder's files, by folder.")
-    sources: str = Field("", description="Digest of the sources of the documents, and of the limits.")
-    inputs: list[InputFile] = Field([], description="The inputs as they were planned.")
-    report: str = Field(description="Address of the report.")
-    status: Status = Field(description="Final status of the run, with its answers.")
-
-
-def note_finished(
-    plan: Plan,
-    flags: Sequence[bool],
-    scored: Scored,
-    status: Status,
-    report: str,
-) -> None:
-    """Record the files that the answers of a run are made from. The run's lock must be held.
-
-    Args:
-        plan: plan of the run.
-        flags: options of the command that change its output.
-        scored: its score shards.
-        status: final status of the run, with its answers.
-        report: address of the report.
-    """
-    store = scored.store
-    adapters = [f"adapters/{name}" for name in store.names("adapters")]
-    folders = [*_READ, *_written(status), *adapters]
-    fingerprint, types = scored.receipts[0].fingerprint, read_arithmetic(store)
-    record = FinishedRecord(
-        question=_question(plan, flags),
-        fingerprint={key: value for key, value in fingerprint.items() if key not in OF_A_SHARD},
-        types={} if types is None else types.types,
-        files={folder: store.state(folder, _PASSING) for folder in folders},
-        report=report,
-        status=status,
-        sources=digest_of_sources(plan.config),
-        inputs=list(plan.inputs),
-    )
-    write_record(store, FINISHED_FILE, record)
-
-
-def read_finished(store: Store, plan: Plan, flags: Sequence[bool]) -> FinishedRecord | None:
-    """The answers of a finished run of the same configuration with unchanged files; None where there is none.
-
-    The fingerprint of the record states the models, whose weights must be read to compare them.
-    """
-    try:
-        stored = store.read_json(FINISHED_FILE) if plan.finished is None else plan.finished
-        record = build(FinishedRecord, opened(stored or {}, FINISHED_FILE))
-    except (UserError, TypeError, ValueError):  # missing, damaged or of another version: all is done again
-        return None
-    if record.question != _question(plan, flags) or not record.files.keys() >= {*_READ, *_written(record.status)}:
-        return None
-    unchanged = all(store.state(folder, _PASSING) == state for folder, state in record.files.items())
-    return record if unchanged else None
-
-
-def _written(status: Status) -> list[str]:
-    """Folders with the answers; for the verdicts on single documents only their existence counts."""
-    return ["", "report", *(f"selection/{summary.name}" for summary in status.selections)]
-
-
-def _question(plan: Plan, flags: Sequence[bool]) -> str:
-    shards = [{key: value for key, value in shard.to_dict().items() if key != "first_row"} for shard in plan.shards]
-    config = plan.config.model_dump(mode="json", by_alias=True)
-    stamps = [entry.stamp for entry in plan.inputs]
-    return json_digest([config, plan.limit, list(flags), versions(), shards, stamps])

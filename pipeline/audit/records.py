@@ -17,7 +17,6 @@ from pipeline.store.receipts import DIGEST, is_sealed, sealed
 MANIFEST_FILE = "manifest.json"
 SHARDS_FILE = "shards.json"
 VERDICT_FILE = "verdict.json"
-FINISHED_FILE = "finished.json"
 
 AUDITED_RECORD = "judged.json"
 """The runs that `against` counted, and the digest of the keys of the texts that they have audited."""
@@ -102,8 +101,11 @@ def _read_record(store: Store, name: str, kind: type[WholeRecord], remedy: str) 
 
 
 def write_record(store: Store, name: str, record: VersionedRecord) -> str:
-    """Write a file that states the version of its format; returns the SHA-256 of the file, hexadecimal."""
-    return store.write_json(name, sealed_values(record.plain()) if record.sealed else record.plain())
+    """Write a file that states the version of its format; returns the SHA-256 of the file, hexadecimal.
+
+    A file that has these bytes is left untouched.
+    """
+    return store.keeping().write_json(name, sealed_values(record.plain()) if record.sealed else record.plain())
 
 
 def sealed_values(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -311,7 +311,7 @@ def _write_duplicates(scored: Scored) -> None:
                 for f in QUARANTINE_SCHEMA
             }
             tables.append(pa.table(columns, schema=QUARANTINE_SCHEMA))
-    scored.store.write_table(DUPLICATES, pa.concat_tables(tables))
+    scored.store.keeping().write_table(DUPLICATES, pa.concat_tables(tables))
 
 
 @dataclass(frozen=True, slots=True)

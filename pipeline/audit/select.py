@@ -22,6 +22,7 @@ from pipeline.audit.dependence import (
 )
 from pipeline.audit.diagnostics import blind_file, diagnose, run_blind_test, without_texts
 from pipeline.audit.digests import (
+    DOCUMENTS,
     changed_file,
     check_answer,
     digests_file,
@@ -120,11 +121,12 @@ def select_all(
         UserError: no calibration or audit documents, shared documents without `overlap: drop`, damaged scores.
     """
     how = how or Answering()
-    for line in damaged_answers(scored.store, [selection.name for selection in config.selections], shared=False):
+    names = [selection.name for selection in config.selections]
+    for line in damaged_answers(scored.store, names, whole=scored.store.local, shared=False):
         how.say(line)
     if scored.n_judged():
         how.say(already_audited_note(scored.n_judged(), config.against, scored.has_news()))
-    scored.store.remove(VERDICT_FILE)  # it may be of other scores or other selections
+    scored = _keeping_answers(scored)
     if not scored.has_news():
         config = config.model_copy(update={"selections": []})
     if not config.selections:
@@ -152,11 +154,23 @@ def select_all(
     files = _write_files(scored, answers, summaries, pictures)
     _remove_others(config, scored)
     attributions = {} if kept is None else write_attributions(scored, config, tops, kept, how.reread, how.say)
-    scores = scores_digest(scored.of("audit"))
-    for summary in summaries:
-        write_answer(scored.store, summary, {**files[summary.name], **attributions.get(summary.name, {})}, scores)
+    files = {name: {**written, **attributions.get(name, {})} for name, written in files.items()}
+    write_answers(scored.store, summaries, files, scores_digest(scored.of("audit")))
     give_back()  # memory of the merge, before figures are drawn
     return summaries
+
+
+def _keeping_answers(scored: Scored) -> Scored:
+    """The scores with a store that leaves equal files of answers untouched, and withdraws all answers before a change.
+
+    The verdict, which is of these answers, goes with them.
+    """
+    store = scored.store
+    digests = [digests_file(name) for name in store.names("selection") if name != HISTORY]
+    if answered := [name for name in digests if store.exists(name)]:
+        return replace(scored, store=store.keeping(VERDICT_FILE, *answered))
+    store.remove(VERDICT_FILE)
+    return scored
 
 
 def _write_files(
@@ -251,9 +265,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_Sele
 
     answers = together([task.ask() for task in tasks], run_pass)
     for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
-        pass  # before an earlier answer is removed
-    for task in tasks:
-        task.clear()
+        pass  # before an earlier answer is changed
 
     def judge(receipt: Receipt) -> list[ShardAnswer]:
         table = scored.table(receipt, columns)
@@ -361,11 +373,6 @@ class _SelectionTask:
         """Bins of the first detector's scores, for the report."""
         return self.span.edges(self.selection.detectors[0])
 
-    def clear(self) -> None:
-        """Remove an earlier answer; its digests are removed first."""
-        self.scored.store.remove(digests_file(self.selection.name))
-        self.scored.store.remove_folder(self.folder)
-
     def judge(self, table: pa.Table, receipt: Receipt, answer: Answer) -> ShardAnswer:
         """Judge one shard and write its verdicts."""
         batch = self.batch(table, receipt)
@@ -471,17 +478,30 @@ def run_digests(store: Store) -> dict[str, str]:
     return digests_of(store, _OF_RUN)
 
 
-def write_answer(store: Store, summary: Summary, files: Mapping[str, str], scores: str) -> None:
-    """Write the summary of a selection and the digests of its answer, which mark it as answered.
+def write_answers(
+    store: Store, summaries: Sequence[Summary], files: Mapping[str, Mapping[str, str]], scores: str
+) -> None:
+    """Write the summaries of selections, then the digests of their answers, which mark them as answered.
+
+    Files of an earlier answer that a selection does not have are removed.
 
     Args:
         store: the run directory.
-        summary: summary of the selection.
-        files: SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
-        scores: digest from `scores_digest` of the scores that the answer was made from.
+        summaries: summaries of the selections.
+        files: by selection, SHA-256 of all other files of the answer, by name in the run directory, with `run_digests`.
+        scores: digest from `scores_digest` of the scores that the answers were made from.
     """
-    name = summary_file(summary.name)
-    write_digests(store, summary.name, {**files, name: write_record(store, name, summary)}, scores)
+    answers: dict[str, dict[str, str]] = {}
+    for summary in summaries:
+        name, folder = summary_file(summary.name), f"selection/{summary.name}"
+        answers[summary.name] = {**files[summary.name], name: write_record(store, name, summary)}
+        kept = {*answers[summary.name], digests_file(summary.name), f"{folder}/{DOCUMENTS}"}
+        for part in (folder, f"{folder}/{DOCUMENTS}"):
+            for other in {f"{part}/{base}" for base in store.names(part)} - kept:
+                store.remove_folder(other)
+    for _ in range(2):  # the first change removes all digests, also equal ones that come before it
+        for selection, digests in answers.items():
+            write_digests(store, selection, digests, scores)
 
 
 def check_training_keys(store: Store) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from pipeline.audit.digests import no_digests
 from pipeline.audit.history import answer_names
 from pipeline.audit.manifest import read_run
-from pipeline.audit.records import FINISHED_FILE, VersionedRecord, read_record, sealed_values
+from pipeline.audit.records import VersionedRecord, read_record, sealed_values
 from pipeline.audit.summary import Summary, read_summary, unsupported
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, ExitCode, UserError
@@ -234,11 +234,6 @@ def made_answer(store: Store, name: str, held: bool = False) -> Summary | None:
     if status is not None and status.state == "complete" and (held or not lock_is_live(store)):
         raise problem
     return None
-
-
-def forget_finished(store: Store) -> None:
-    """Remove the record of a finished run; call this before any change of the run."""
-    store.remove(FINISHED_FILE)
 
 
 def run_status(run: str) -> Status:

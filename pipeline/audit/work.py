@@ -7,17 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pipeline.audit.allocation import Parts, allocate
+from pipeline.audit.arithmetic import MODELS
+from pipeline.audit.manifest import RecordedModel
 from pipeline.audit.records import opened
 from pipeline.config.audit import AuditConfig, ResourcesConfig
-from pipeline.config.models import weights_of
+from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
 from pipeline.models.unchanged import ModelDigests
+from pipeline.passes.budget import Shape
 from pipeline.report.wording.files import written_again
 from pipeline.stages.audited_texts import AuditedTexts
-from pipeline.stages.base import Stage, Wanted
+from pipeline.stages.base import Stage, Wanted, model_shape
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
@@ -37,6 +42,7 @@ class Work:
     parts: Parts
     keys: dict[str, str]  # adapter name -> digest, the name of its folder under adapters/
     base: Mapping[str, str]  # fingerprint of the model under the adapters; empty without adapters
+    models: Mapping[str, RecordedModel]  # the opened models, by key of the configuration
 
 
 AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
@@ -44,7 +50,11 @@ AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
 
 
 def work_of(
-    config: AuditConfig, shards: Sequence[Shard], device: Device = CPU, audited: AlreadyAudited = lambda scores: None
+    config: AuditConfig,
+    shards: Sequence[Shard],
+    device: Device = CPU,
+    audited: AlreadyAudited = lambda scores: None,
+    recorded: Mapping[str, RecordedModel] | None = None,
 ) -> Work:
     """The stages and adapters of an audit; reads the weights of its models once, for their digests.
 
@@ -53,19 +63,36 @@ def work_of(
         shards: shards of its inputs.
         device: device of its actors.
         audited: returns the texts that are left out.
+        recorded: models whose files are missing, by key of the configuration.
 
     Raises:
         UserError: the errors of `allocate`, `fingerprint_model`, `stages_of` and `audited`.
     """
     parts = allocate(config, shards)
-    digest = ModelDigests()
+    before = {getattr(config, key): model for key, model in (recorded or {}).items()}
+    digest = ModelDigests({model: one.fingerprint for model, one in before.items()})
+    shapes = {
+        model: TypeAdapter(Shape).validate_python(one.shape) for model, one in before.items() if one.shape is not None
+    }
+
+    def shape(model: ModelConfig) -> Shape:
+        if model not in shapes:
+            shapes[model] = model_shape(model)
+        return shapes[model]
+
     base = digest(weights_of(config.model)) if parts.adapters else {}
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-    wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes())
+    wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes(), shape=shape)
     stages = stages_of(wanted)
     if (texts := audited(stages[-1].fingerprint)) is not None:
         stages = stages_of(replace(wanted, already_audited=texts))
-    return Work(stages, parts, keys, base)
+    models = {}
+    for key in MODELS:
+        model = getattr(config, key)
+        if isinstance(model, ModelConfig) and (fingerprint := digest.known(model)) is not None:
+            dimensions = asdict(shapes[model]) if model in shapes else None
+            models[key] = RecordedModel(fingerprint=dict(fingerprint), shape=dimensions)
+    return Work(stages, parts, keys, base, models)
 
 
 def with_memory(device: Device, resources: ResourcesConfig) -> Device:
@@ -98,4 +125,4 @@ def device_on_file(store: Store, resources: ResourcesConfig) -> Device | None:
 def note_device(store: Store, device: Device) -> None:
     """Record the device of a run. The run's lock must be held, and its settings must be those of the existing files."""
     values = asdict(device)
-    store.write_json(DEVICE_FILE, sealed({name: values[name] for name in _RECORDED}))
+    store.keeping().write_json(DEVICE_FILE, sealed({name: values[name] for name in _RECORDED}))

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,10 +56,6 @@ Seen = TypeVar("Seen")
 _SIDE_BY_SIDE = 16
 
 
-PlannedInputs = Mapping[tuple[str, str], InputFile]
-"""Inputs of an earlier plan with the same sources: (role, path) -> input."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Role:
     """A role and the source of its documents."""
@@ -68,15 +64,10 @@ class _Role:
     source: SourceConfig
     key: str  # setting in the configuration
     limits: LimitsConfig
-    known: PlannedInputs
 
 
-def find_inputs(
-    corpus: CorpusConfig, limits: LimitsConfig = LIMITS, known: PlannedInputs | None = None
-) -> list[InputFile]:
+def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[InputFile]:
     """The inputs of every role with checked columns. Reads only metadata and first rows, within the limits.
-
-    A file in an object store is not opened if its listing has the size and the stamp that are in `known`.
 
     Raises:
         UserError: a missing or unreadable file, an unknown format, a missing column, or no documents.
@@ -84,7 +75,7 @@ def find_inputs(
     inputs: list[InputFile] = []
     for role, source in corpus.roles():
         key = corpus.key(role)
-        wanted = _Role(role, source, key, limits, known or {})
+        wanted = _Role(role, source, key, limits)
         hub = source.dataset
         entries = [_dataset(HUB, wanted, hub, hub)] if hub else _local_inputs(wanted)
         if not any((entry.rows is None and entry.size > 0) or entry.rows for entry in entries):
@@ -339,9 +330,6 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
     stamp = digest_of(mark) if mark else ""
-    before = role.known.get((role.name, path))
-    if before is not None and stamp and (before.name, before.size, before.stamp) == (name, size, stamp):
-        return before
     form = content_format(form, path)
     head, tail = _ends(fs, info["name"], size)
     content = digest_of(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -122,10 +123,22 @@ def _located(config: ModelConfig, *, weights: bool) -> Checkpoint:
         return _gguf(path, config.gguf_file, config.shown) if config.gguf_file else Checkpoint(path, None)
     if path.is_file():
         raise UserError(f"model path {config.shown} is a file that is not GGUF; give its folder")
-    looks_local = config.path.startswith((".", "/", "~")) or config.path.count("/") > 1
-    if looks_local:
+    if _looks_local(config.path):
         raise UserError(f"no model at {config.shown}; {_siblings(path)}")
     return _from_hub(config, weights=weights)
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def is_missing(config: ModelConfig) -> bool:
+    """Whether a local path of a model or of its adapter leads nowhere; False for a model of the hub."""
+    place = Path(expand_user(config.path))
+    local = _looks_local(config.path) or place.suffix == ".gguf"
+    places = [place / (config.gguf_file or "")] if local else []
+    places += [Path(expand_user(config.adapter))] if config.adapter is not None else []
+    return not all(map(os.path.exists, places))
 
 
 def _gguf(folder: Path, name: str, folder_shown: str) -> Checkpoint:

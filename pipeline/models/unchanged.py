@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 from pipeline.config.models import AnyModel, ModelConfig, expand_user
@@ -45,18 +44,24 @@ def model_marks(config: ModelConfig) -> Marks:
 class ModelDigests:
     """`fingerprint_model` with a cache: files are read once for all stages of a model. Their marks are kept."""
 
-    def __init__(self) -> None:
-        """Create an empty cache."""
-        self._digest = cache(fingerprint_model)
+    def __init__(self, recorded: Mapping[AnyModel, Mapping[str, str]] | None = None) -> None:
+        """Create a cache with the recorded fingerprints of models whose files are missing."""
+        self._digests = dict(recorded or {})
         self._marks: dict[ModelConfig, Marks] = {}
         self._lock = threading.Lock()
 
     def __call__(self, config: AnyModel) -> Mapping[str, str]:
         """The fingerprint of a model. Raises the errors of `fingerprint_model`."""
         with self._lock:
-            if isinstance(config, ModelConfig) and config not in self._marks:
-                self._marks[config] = model_marks(config)  # before its files are hashed
-            return self._digest(config)
+            if config not in self._digests:
+                if isinstance(config, ModelConfig):
+                    self._marks[config] = model_marks(config)  # before its files are hashed
+                self._digests[config] = fingerprint_model(config)
+            return self._digests[config]
+
+    def known(self, config: AnyModel) -> Mapping[str, str] | None:
+        """The fingerprint of a model that was computed or recorded; None otherwise."""
+        return self._digests.get(config)
 
     def marks(self, config: ModelConfig) -> Marks:
         """Marks of the files of a model whose fingerprint was computed, at that time."""

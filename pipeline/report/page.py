@@ -60,7 +60,8 @@ _DIGITS = 6
 def write_report(store: Store, texts: bool = True) -> str:
     """Write report/report.html, report/report.json and report/figures/*.svg from the run directory alone.
 
-    Figures of removed selections are deleted. The same run directory gives the same bytes.
+    Figures of removed selections are deleted. The same run directory gives the same bytes, and leaves files that have
+    them untouched.
 
     Args:
         store: the run directory.
@@ -76,7 +77,7 @@ def write_report(store: Store, texts: bool = True) -> str:
     run = read_facts(store)
     figures = {selection.name: draw_figures(selection) for selection in run.selections}
     report = _report(run, texts, figures)
-    drawn = [figure for group in figures.values() for figure in group]
+    drawn, store = [figure for group in figures.values() for figure in group], store.keeping()
     for figure in drawn:
         store.write(f"report/figures/{figure.file}", figure.svg)
     for name in store.names("report/figures"):

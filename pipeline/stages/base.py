@@ -336,6 +336,7 @@ class Wanted:
     adapters: Mapping[str, str] | None = None  # name -> key of its folder; None: their settings are used instead
     already_audited: AuditedTexts | None = None  # texts whose audit documents are left out
     prefixes: Prefixes | None = None  # prefixes of documents; None: none, or their settings are used instead
+    shape: Callable[[ModelConfig], Shape] = field(default_factory=lambda: model_shape)  # shapes of models
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
@@ -356,7 +357,7 @@ class Wanted:
         local = [model for model in models if isinstance(model, ModelConfig)]
         if not self.device.gpus or not local:
             return CPU_BUDGET
-        shapes = [model_shape(model) for model in local]
+        shapes = [self.shape(model) for model in local]
         gpus, memory = self.device.gpus, self.device.memory
         least = least_budget(shapes, Card(memory, gpus), self.config.max_tokens)
         if not least.forward:

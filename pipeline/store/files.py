@@ -109,16 +109,36 @@ class Store:
         self.url = self.root if self.local else self.fs.unstrip_protocol(self.root)
         self.check: Callable[[], None] = lambda: None
         """Function called before each change."""
+        self._keeps = False
+        self._marks: list[str] = []
 
     def with_check(self, check: Callable[[], None]) -> Store:
         """The same directory with a `check` that is called before each change and prevents the change if it raises."""
-        checked = Store.__new__(Store)
-        checked.__dict__.update(vars(self))
-        checked.check = check
-        return checked
+        return self._copy(check=check)
+
+    def keeping(self, *marks: str) -> Store:
+        """The same directory, where a file that is written with the bytes it has is left untouched.
+
+        Args:
+            marks: names of files that are removed before the first change, such as the mark of a finished answer.
+        """
+        return self._copy(_keeps=True, _marks=[*self._marks, *marks] if marks else self._marks)
+
+    def _copy(self, **changes: Any) -> Store:
+        copy = Store.__new__(Store)
+        copy.__dict__.update(vars(self), **changes)
+        return copy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url, self.noun)
+        return _reopened, (self.url, self.noun, self._keeps, self._marks)
+
+    def _begin_change(self) -> None:
+        """Call `check` and remove the marks, which copies in this process share; each change starts with it."""
+        self.check()
+        marks = self._marks.copy()
+        self._marks.clear()
+        for name in marks:
+            self.remove(name)
 
     def path(self, name: str) -> str:
         """The full path of a name in the directory."""
@@ -155,16 +175,6 @@ class Store:
             return list(self.fs.ls(self.path(folder).rstrip("/"), detail=detail))
         except FileNotFoundError:
             return []
-
-    def state(self, folder: str, passing: Sequence[str] = ()) -> str:
-        """A digest of a folder's listing, which changes with any file in it.
-
-        Args:
-            folder: name in the directory; it need not exist.
-            passing: prefixes of names that are ignored.
-        """
-        kept = [item for item in self.listing(folder).items() if not item[0].startswith(tuple(passing))]
-        return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
     def read(self, name: str) -> bytes:
         """The bytes of a file. Raises FileNotFoundError."""
@@ -254,8 +264,8 @@ class Store:
         if self.local:
             with self.replaced(name) as file:
                 file.write(data)
-        else:
-            self.check()
+        elif not self._keeps or self.digest(name) != hashlib.sha256(data).hexdigest():
+            self._begin_change()
             self.fs.pipe_file(self.path(name), data)
 
     @contextlib.contextmanager
@@ -268,7 +278,10 @@ class Store:
         self.check()
         with self._temporary(name) as file:
             yield file
+            if self._keeps and self.digest(name) == file.sha256:
+                return
             self._finish(file)
+            self._begin_change()
             if self.local:
                 os.replace(file.name, self.path(name))
             else:
@@ -285,7 +298,7 @@ class Store:
         Raises:
             UserError: the store has no conditional writes and `last_may_win` is False, or the folder is not writable.
         """
-        self.check()
+        self._begin_change()
         if not self.local:
             return self._create_remote(name, data, last_may_win)
         with self._temporary(name) as file:
@@ -301,7 +314,7 @@ class Store:
 
     def append(self, name: str, data: bytes) -> None:
         """Append to a file. A store without appending gets a separate part; `read_grown` reads all parts."""
-        self.check()
+        self._begin_change()
         if not self.local:
             stem, suffix = os.path.splitext(self.path(name))
             self.fs.pipe_file(f"{stem}.{time.time_ns()}-{uuid.uuid4().hex[:8]}{suffix}", data)
@@ -338,13 +351,17 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
-        self.check()
+        if self._marks and not self.exists(name):
+            return
+        self._begin_change()
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.path(name))
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and its content if it exists."""
-        self.check()
+        if self._marks and not self.exists(name):
+            return
+        self._begin_change()
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.path(name), recursive=True)
 
@@ -450,6 +467,11 @@ class Store:
             # A store without conditional writes: both attempts hold the same rows, so the last one may win.
             self.fs.pipe_file(path, data)
         return True
+
+
+def _reopened(url: str, noun: str, keeps: bool, marks: Sequence[str]) -> Store:
+    """A store in another process."""
+    return Store(url, noun).keeping(*marks) if keeps else Store(url, noun)
 
 
 def _base(path: str) -> str:

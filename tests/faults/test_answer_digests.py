@@ -401,6 +401,7 @@ def test_a_select_that_dies_before_the_digests_leaves_no_answer_and_the_next_one
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = bytes_of(run)
+    (run / "selection/second/selected.parquet").unlink()
 
     def die(self: Store, name: str, data: bytes) -> None:
         if name.endswith("second/digests.json"):

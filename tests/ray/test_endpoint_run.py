@@ -266,7 +266,6 @@ def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
         receipt = next(iter(read_receipts(store, stage.name)))
         withdraw_receipt(store, stage.name, receipt.shard)
         write_receipt(store, stage.name, replace(receipt, fingerprint=without(receipt.fingerprint, "checks")))
-        (tmp_path / "run/finished.json").unlink()
         line = user_error(run, path)
         assert "holds the work of stage log_probs/target-plain with other settings: checks" in line
 

@@ -55,7 +55,7 @@ def test_pictures_are_planned_compared_and_asked_again_and_a_killed_run_resumes_
     process.wait()
     done = {p.name: p.stat().st_mtime_ns for p in (cut / "receipts/describe").glob("[a-z]*.json")}
     assert len(done) >= 3
-    assert not (cut / "finished.json").exists(), "the driver should have died in mid-run"
+    assert not (cut / "report").exists(), "the driver should have died in mid-run"
     assert json.loads(here(capsys, "status", str(cut), "--json", code=3)[0])["state"] == "incomplete"
     here(capsys, "run", audit, "--set", f"run={cut}")
     assert selection_digest(cut) == selection_digest(whole)

@@ -12,7 +12,7 @@ from report_run import build_run
 from signed import sign
 
 from pipeline.audit.digests import scores_digest
-from pipeline.audit.select import write_answer
+from pipeline.audit.select import write_answers
 from pipeline.audit.summary import Summary, read_summary, series_place
 from pipeline.corpus.documents import text_key
 from pipeline.selection.bounds import Bound
@@ -58,7 +58,7 @@ def scan(tmp_path: Path, ledger: Path, answer: Summary) -> Scan:
             one = answer.model_copy(update={"name": name, "procedure": "bh", **level, **changes})
             selected = f"selection/{name}/selected.parquet"
             files = {selected: scored.store.write_table(selected, listed(ids, file))}
-            write_answer(scored.store, one, files, scores_digest(scored.of("audit")))
+            write_answers(scored.store, [one], {one.name: files}, scores_digest(scored.of("audit")))
             summaries.append(one)
         if summaries:
             file_result(config, scored, None, summaries, print)

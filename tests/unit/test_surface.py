@@ -29,7 +29,7 @@ SURFACE = {
     "procedures": 16,
     "calibrations": 3,
     "checks": 12,
-    "kinds of files of a run": 44,
+    "kinds of files of a run": 43,
     "schemas": 5,
     "exit codes": 7,
     "pages of docs": 43,

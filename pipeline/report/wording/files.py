@@ -135,6 +135,11 @@ def one_backward_pass(reason: str) -> str:
     return f"gradient_norm took one backward pass a document: {reason}"
 
 
+def recorded_model(model: str) -> str:
+    """States that the files of a model are missing, and what stands for them."""
+    return f"the files of model {model} are not there: the fingerprint that the run recorded is used"
+
+
 def top_documents(count: int, total: int) -> str:
     """States how many of the top documents have token attributions."""
     return f"token attributions: {count:,} of {total:,} documents have them"
