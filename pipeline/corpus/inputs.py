@@ -47,7 +47,14 @@ from pipeline.corpus.formats.base import Format, encodable
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
-from pipeline.corpus.links import check_links, files_behind, is_special, linked_folders
+from pipeline.corpus.links import (
+    check_links,
+    files_behind,
+    is_special,
+    linked_folders,
+    links_on_the_way,
+    matches_behind,
+)
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import SettingError, UserError, error_line, nearest, not_opened
 
@@ -175,20 +182,33 @@ def _expand(key: str, path: str, follow: bool) -> Iterator[tuple[str, dict[str, 
         if not local:
             fs.invalidate_cache()
         magic = any(mark in full for mark in "*?[") and not (local and fs.exists(full))
-        infos = [info for _, info in sorted(fs.glob(full, detail=True).items())] if magic else []
-        infos = infos or _info_of(fs, full)
+        infos = (_matching(key, fs, full, follow) if magic else []) or _info_of(fs, full)
     except (ImportError, ValueError, OSError) as error:
         raise SettingError(key, f": cannot open {pattern}: {not_opened(error)}") from None
     if not infos:
         raise SettingError(key, f": no file {pattern}{_neighbours(fs, full)}")
-    if magic and local:
-        folder = full[: re.search(r"[*?\[]", full).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
-        links = [info["name"] for info in infos if info.get("islink")]
-        check_links(key, written(folder), folder, links, follow)
     for info in infos:
         path = _address(fs, info["name"])
         relative = local and not os.path.isabs(os.path.expanduser(pattern))
         yield os.path.relpath(path, base) if relative else path, info, fs
+
+
+def _matching(key: str, fs: Any, full: str, follow: bool) -> list[dict[str, Any]]:
+    """The information of a file system about the paths that match a pattern, in order.
+
+    Raises:
+        UserError: links lead out of the folder in which a local pattern looks, and are not to be followed.
+    """
+    infos: dict[str, dict[str, Any]] = fs.glob(full, detail=True)
+    if is_local(fs):
+        folder = full[: re.search(r"[*?\[]", full).start()].rpartition("/")[0] or "/"  # type: ignore[union-attr]
+        folders = links_on_the_way(full, folder)
+        links = [path for path, info in infos.items() if info.get("islink")]
+        check_links(key, written(folder), folder, sorted({*links, *folders}), follow)
+        inside = [path for link in folders for path in matches_behind(full, link)]
+        check_links(key, written(folder), folder, inside, follow)
+        infos |= {path: fs.info(path) for path in inside}
+    return [info for _, info in sorted(infos.items())]
 
 
 def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:

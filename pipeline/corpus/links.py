@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from fsspec.utils import glob_translate
 
 from pipeline.errors import SettingError
 
@@ -79,6 +82,39 @@ def linked_folders(infos: Iterable[dict[str, Any]], folder: str) -> list[str]:
 
 def files_behind(link: str) -> Iterator[str]:
     """The files below a link to a folder, in order; each folder is entered once, also if links form a circle."""
+    return (path for path, is_folder in _paths_behind(link) if not is_folder)
+
+
+def links_on_the_way(pattern: str, folder: str) -> list[str]:
+    """The links to folders out of a folder that a glob leaves out, although a path below them may match.
+
+    Args:
+        pattern: local path with `*`, `?`, `[` or `**`, as `fsspec` reads them.
+        folder: the part of it before the first of these, up to a slash.
+    """
+    deepest, found = _deepest(pattern), list[str]()
+    for place, folders, _ in os.walk(folder):
+        paths = [os.path.join(place, name) for name in sorted(folders)]
+        if paths and paths[0].count("/") >= deepest:
+            folders.clear()  # what is in them has too many parts
+        else:
+            found += [path for path in paths if os.path.islink(path) and leads_out(path, folder)]
+    return [link for link in found if "**" in pattern or is_special(link) or any(matches_behind(pattern, link))]
+
+
+def matches_behind(pattern: str, link: str) -> Iterator[str]:
+    """The paths that match a pattern below a link to a folder."""
+    matches = re.compile(glob_translate(pattern)).match
+    return (path for path, _ in _paths_behind(link, _deepest(pattern)) if matches(path))
+
+
+def _deepest(pattern: str) -> int:
+    """Most slashes of a path that matches a pattern."""
+    return sys.maxsize if "**" in pattern else pattern.count("/")
+
+
+def _paths_behind(link: str, deepest: int = sys.maxsize) -> Iterator[tuple[str, bool]]:
+    """The paths with at most so many slashes below a link to a folder, each with whether it is a folder."""
     entered = {os.path.realpath(link)}
     for place, folders, names in os.walk(link, followlinks=True):
         for name in sorted(folders):
@@ -87,4 +123,7 @@ def files_behind(link: str) -> Iterator[str]:
                 folders.remove(name)
             entered.add(real)
         folders.sort()
-        yield from (os.path.join(place, name) for name in sorted(names))
+        yield from ((os.path.join(place, name), True) for name in folders)
+        yield from ((os.path.join(place, name), False) for name in sorted(names))
+        if place.count("/") + 1 >= deepest:
+            folders.clear()

@@ -1,5 +1,6 @@
 """No link in a corpus brings a file into it that its owner did not put there."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import here, refusal, user_error
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from made_up import sentence
 from PIL import Image
 
@@ -141,6 +142,38 @@ def test_a_glob_is_held_to_the_folder_in_which_it_looks(corpus: Path) -> None:
     assert len(texts(f"{corpus}/*.txt")) == 2
 
 
+@pytest.mark.parametrize("pattern", ["*/*.txt", "**/*.txt", "mo*/[x].txt", "more/*.txt"])
+def test_a_glob_leaves_out_no_folder_behind_a_link(corpus: Path, pattern: str) -> None:
+    inside = len(texts(f"{corpus}/{pattern}")) if "mo" not in pattern else 0
+    (corpus / "more").symlink_to("../other")
+    if pattern.startswith("more"):  # the part before the glob may be a link
+        assert texts(f"{corpus}/{pattern}") == ["The text of other/x."]
+        return
+    refused = user_error(texts, f"{corpus}/{pattern}")
+    assert f"1 link leads out of {corpus} (first: more -> ../other); remove them" in refused
+    found = texts(f"{corpus}/{pattern}", follow_links=True)
+    assert "The text of other/x." in found
+    assert len(found) == inside + (2 if "**" in pattern else 1)
+    (corpus / "more").unlink()
+    (corpus.parent / "notes").mkdir()
+    (corpus / "more").symlink_to("../notes")
+    assert len(texts(f"{corpus}/*/*.txt")) == 1, "nothing matches behind the link"
+    (corpus / "more").unlink()
+    (corpus / "more").symlink_to("/proc/self")
+    assert "never read" in user_error(texts, f"{corpus}/{pattern}", follow_links=True)
+
+
+def test_a_glob_of_folders_is_held_to_the_same(corpus: Path) -> None:
+    (corpus / "inner/deep").mkdir()
+    (corpus / "inner/deep/z.txt").write_text("The text of corpus/inner/deep/z.")
+    (corpus / "more").symlink_to("../other")
+    assert "1 link leads out of" in user_error(texts, f"{corpus}/*/deep")
+    assert texts(f"{corpus}/*/deep", follow_links=True) == [
+        "The text of corpus/inner/deep/z.",
+        "The text of other/deep/y.",
+    ]
+
+
 def test_a_snapshot_of_the_hub_is_read_and_no_other_place_of_the_cache(tmp_path: Path) -> None:
     entry = tmp_path / "hub/datasets--org--name"
     (entry / "blobs").mkdir(parents=True)
@@ -175,6 +208,41 @@ def test_a_saved_dataset_with_a_link_is_refused(tmp_path: Path) -> None:
     file.symlink_to(tmp_path / "elsewhere.arrow")
     assert "1 link leads out of" in user_error(texts, tmp_path / "saved")
     assert texts(tmp_path / "saved", follow_links=True) == ["one", "two"]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("named", ["../other/data-00000-of-00001.arrow", "{top}/other/data-00000-of-00001.arrow"])
+def test_a_saved_dataset_names_no_file_outside_of_its_folder(tmp_path: Path, splits: bool, named: str) -> None:
+    saved = Dataset.from_dict({"text": ["one", "two"]})
+    Dataset.from_dict({"text": ["three", "four"]}).save_to_disk(tmp_path / ("saved/other" if splits else "other"))
+    (DatasetDict({"train": saved}) if splits else saved).save_to_disk(tmp_path / "saved")
+    assert texts(tmp_path / "saved") == ["one", "two"]
+    state = tmp_path / ("saved/train/state.json" if splits else "saved/state.json")
+    name = named.format(top=state.parent.parent)
+    assert Path(state.parent, name).exists()
+    edit_json(state, _data_files=[{"filename": name}])
+    shown = state.relative_to(tmp_path / "saved")
+    assert f"saved: {shown} names {name!r}, which is outside of its folder" in user_error(texts, tmp_path / "saved")
+
+
+def test_a_saved_dataset_names_no_split_outside_of_its_folder(tmp_path: Path) -> None:
+    DatasetDict({"train": Dataset.from_dict({"text": ["one", "two"]})}).save_to_disk(tmp_path / "saved")
+    Dataset.from_dict({"text": ["three", "four"]}).save_to_disk(tmp_path / "other")
+    edit_json(tmp_path / "saved/dataset_dict.json", splits=["../other"])
+    assert "dataset_dict.json names '../other', which is outside" in user_error(texts, tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", '{"_data_files": null}', '{"_data_files": [3]}', '{"_data_files": [{}]}']
+)
+def test_a_damaged_saved_dataset_is_one_line(tmp_path: Path, content: str) -> None:
+    Dataset.from_dict({"text": ["one", "two"]}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved/state.json").write_text(content)
+    assert "saved is not a readable saved dataset" in user_error(texts, tmp_path / "saved")
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_pictures_and_their_captions(tmp_path: Path) -> None:

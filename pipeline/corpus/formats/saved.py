@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import fsspec
@@ -24,7 +25,7 @@ from pipeline.corpus.formats.columns import (
     write_parquet,
 )
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.errors import UserError, error_line, nearest
+from pipeline.errors import UserError, error_line, nearest, visible
 
 HUB_SPLIT = "train"
 """Default split of a dataset on the hub."""
@@ -60,9 +61,11 @@ def open_saved_dataset(path: str, split: str | None, name: str) -> Any:
     split = _plain_split(split) if split else None
     datasets.disable_progress_bars()
     try:
+        _check_names(path, name)
         dataset = datasets.load_from_disk(path)
-    except (OSError, ValueError, pa.ArrowException, FileNotFoundError) as error:
-        raise UserError(f"{name} is not a readable saved dataset: {error_line(error)}") from None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, pa.ArrowException) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error_line(error)
+        raise UserError(f"{name} is not a readable saved dataset: {reason}") from None
     if isinstance(dataset, datasets.DatasetDict):
         if split is None and len(dataset) > 1:
             rows = ", ".join(f"{key} ({part.num_rows} rows)" for key, part in dataset.items())
@@ -85,6 +88,29 @@ def _name_in_dictionary(path: str) -> str | None:
     folder, _, name = path.rstrip("/").rpartition("/")
     fs, place = fsspec.core.url_to_fs(f"{folder}/{_SPLITS}")
     return name if fs.exists(place) else None
+
+
+def _check_names(path: str, name: str) -> None:
+    """Check that the files and splits that a saved dataset names are in its folder, by their letters.
+
+    Raises:
+        UserError: one is elsewhere, such as `../other/data.arrow`.
+        ValueError, TypeError, LookupError: the dataset is damaged.
+    """
+    fs, root = fsspec.core.url_to_fs(path)
+    splits = json.loads(fs.cat_file(f"{root}/{_SPLITS}"))["splits"] if fs.exists(f"{root}/{_SPLITS}") else []
+    for inner in splits:
+        _check_inside(name, _SPLITS, inner)
+    for state in (_STATE, *(f"{inner}/{_STATE}" for inner in splits)):
+        for entry in json.loads(fs.cat_file(f"{root}/{state}"))["_data_files"] if fs.exists(f"{root}/{state}") else []:
+            _check_inside(name, state, entry["filename"])
+
+
+def _check_inside(name: str, origin: str, inner: str) -> None:
+    """Check that a path is relative and leads nowhere else. Raises UserError."""
+    path = PurePosixPath(inner)
+    if path.is_absolute() or ".." in path.parts or "\\" in inner or "\0" in inner:
+        raise UserError(f"{name}: {origin} names {visible(inner)[:200]!r}, which is outside of its folder")
 
 
 def _plain_split(split: str | None) -> str:
