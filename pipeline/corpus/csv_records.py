@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from pipeline.config.corpus import PLAIN, Dialect
 from pipeline.corpus.files import Overlong, separator_of
-from pipeline.corpus.notes import HEADER_AGAIN, ROWS_IN_FIELD, SHORT_RECORDS, Notes
+from pipeline.corpus.notes import HEADER_AGAIN, ROWS_IN_FIELD, SHORT_RECORDS, SURPLUS_FIELDS, Notes
 from pipeline.errors import UserError
 
 _PIECE = 1 << 20
@@ -213,6 +213,7 @@ def _records(source: _RecordLines) -> Iterator[Any]:
         raise csv.Error(f"its first record has more than {most:,} characters (limits.document_bytes)") from None
     if isinstance(names, BadRecord):
         raise csv.Error(names.message)
+    source.columns = len(names or [])
     yield names or []
     reader = source.reader()
     while True:
@@ -250,13 +251,19 @@ def _completed(
     """The fields of a record by name, or why they cannot be named."""
     missing = names[len(fields) :]
     if any(fields[len(names) :]) or any(name in required for name in missing):
-        noun = "field" if len(fields) == 1 else "fields"
-        return BadRecord(f"line {source.first:,} has {len(fields):,} {noun}, and the header has {len(names):,}")
+        return BadRecord(f"line {source.first:,} has {_numbers(fields, len(names))}")
     if missing and notes is not None:
         notes.add(SHORT_RECORDS, source.first)
+    if len(fields) > len(names) and notes is not None:
+        notes.add(SURPLUS_FIELDS, source.first)
     if fields == names and notes is not None:
         notes.add(HEADER_AGAIN, source.first)
     return dict(zip(names, [*fields, *[""] * len(missing)], strict=False))
+
+
+def _numbers(fields: Sequence[str], columns: int) -> str:
+    """The numbers of fields of a record and of column names, in words."""
+    return f"{len(fields):,} {'field' if len(fields) == 1 else 'fields'}, and the header has {columns:,}"
 
 
 def _note_rows(source: _RecordLines, fields: Sequence[str], names: list[str], notes: Notes | None) -> None:
@@ -268,10 +275,18 @@ def _note_rows(source: _RecordLines, fields: Sequence[str], names: list[str], no
             continue
         inner = _LINE_END.split(field)
         alone = [split_record(line, source.dialect) if '"' in line else line.split(source.delimiter) for line in inner]
-        rows = sum(len(one) == len(names) for one in alone)
-        if rows >= max(_LEAST_ROWS, len(inner) / 2) or names in alone:
+        rows = sum(len(one) == len(names) and not _is_prose(one) for one in alone)
+        if rows >= _LEAST_ROWS or names in alone:
             notes.add(ROWS_IN_FIELD, source.first)
             return
+
+
+def _is_prose(fields: Sequence[str]) -> bool:
+    """Whether the parts of a line are those of prose, code or verse, in which a blank or a line end follows a comma.
+
+    The records behind an open quote have none there: a quote behind a blank opens no field.
+    """
+    return any(field[:1].isspace() for field in fields) or sum(map(bool, fields)) < min(2, len(fields))
 
 
 class _TooLongError(Exception):
@@ -286,6 +301,7 @@ class _RecordLines:
         self.text = io.TextIOWrapper(file, encoding=dialect.codec, errors=dialect.errors, newline="")
         self.most = most
         self.line = 0  # number of the current line, from 1
+        self.columns = 0  # number of column names; 0 before they are read
         self.ended = True
         self.begin()
 
@@ -334,10 +350,12 @@ class _RecordLines:
             if (line := next(self, None)) is None:
                 raise UnclosedQuoteError(quotes.opened)
             quotes.feed(line)
+        fields = split_record("".join(self.record), self.dialect)
         if quotes.wrong:
             where = f"line {quotes.wrong:,}: text follows the closing quote of a field"
-            return BadRecord(f"{where} (quotes in a quoted field are doubled; quoting: none reads all quotes as text)")
-        fields = split_record("".join(self.record), self.dialect)
+            where += " (quotes in a quoted field are doubled; quoting: none reads all quotes as text)"
+            makes = _numbers(fields, self.columns) if self.columns and len(fields) != self.columns else ""
+            return BadRecord(f"{where}, which makes {makes}" if makes else where)
         if self.dialect.quoting == "none" or not fields:
             raise error
         return fields

@@ -23,6 +23,14 @@ def _short_records(name: str, count: int, line: int) -> str:
     return f"{count:,} {verb} last fields in {name} (first: line {line:,}): they are empty, and no setting names them"
 
 
+def _surplus_fields(name: str, count: int, line: int) -> str:
+    verb = "record has" if count == 1 else "records have"
+    return (
+        f"{count:,} {verb} more fields than the header of {name} (first: line {line:,}), the last of them empty: these "
+        "are left out; if the header lacks the name of the first column, every field is in the place of another"
+    )
+
+
 def _rows_in_field(name: str, count: int, line: int) -> str:
     verb = "field holds" if count == 1 else "fields hold"
     return (
@@ -47,6 +55,9 @@ def _hidden_members(name: str, count: int, place: int) -> str:
 SHORT_RECORDS = NoteKind("short_records", False, _short_records)
 """Records of CSV files that lack last fields."""
 
+SURPLUS_FIELDS = NoteKind("surplus_fields", False, _surplus_fields)
+"""Records of CSV files with empty fields behind those of the header."""
+
 ROWS_IN_FIELD = NoteKind("rows_in_field", True, _rows_in_field)
 """Fields of CSV files with lines that look like records."""
 
@@ -56,7 +67,7 @@ HEADER_AGAIN = NoteKind("header_again", True, _header_again)
 HIDDEN_MEMBERS = NoteKind("hidden_members", False, _hidden_members)
 """Members of archives that belong to a file system, not to its documents."""
 
-_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, HIDDEN_MEMBERS)}
+_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SURPLUS_FIELDS, HIDDEN_MEMBERS)}
 
 
 @dataclass(slots=True)

@@ -94,8 +94,11 @@ def test_surplus_fields_that_are_empty_are_dropped(tmp_path: Path) -> None:
     path = written(tmp_path, file_of([f"{row},," if number % 2 else row for number, row in enumerate(ROWS)]))
     assert problems(path) == {}
     assert read(path)[1].text == "a text of plain words number 1"
+    (line,) = [line for line in lines_of(path) if "more fields" in line]
+    assert line.startswith(f"note: 30 records have more fields than the header of {path} (first: line 3), the last of")
     path = written(tmp_path, file_of([f"{row}," for row in ROWS], header="id,text,"))
     assert problems(path, id="id") == {}
+    assert not [line for line in lines_of(path) if "more fields" in line]
 
 
 def test_missing_last_fields_are_empty_and_counted_unless_a_setting_names_them(tmp_path: Path) -> None:
@@ -211,6 +214,45 @@ def test_rows_inside_a_field_are_a_warning(tmp_path: Path) -> None:
         assert line.startswith(f"warning: 1 field holds lines that are records themselves in {path} (first: line 11)")
     again = [*ROWS[:5], '"d5","first, line', "id,text", 'last"', *ROWS[6:]]
     assert [line for line in lines_of(written(tmp_path, file_of(again))) if "records themselves" in line]
+
+
+def test_a_bad_quote_is_named_with_both_numbers_where_they_differ(tmp_path: Path) -> None:
+    rows = ['d0,"He said \\"stop\\", and left"', 'd1,"He said \\"stop\\" and left"', *ROWS[2:]]
+    found = problems(written(tmp_path, file_of(rows)))
+    tail = "text follows the closing quote of a field (quotes in a quoted field are doubled; quoting: none reads all "
+    tail += "quotes as text)"
+    assert found == {
+        0: f"undecodable: line 2: {tail}, which makes 3 fields, and the header has 2",
+        1: f"undecodable: line 3: {tail}",
+    }
+
+
+@pytest.mark.parametrize("before", ["", "one line\nanother\n" * 12], ids=["at once", "behind a long text"])
+@pytest.mark.parametrize("between", ["", "\n"], ids=["", "blank lines"])
+def test_few_records_in_a_long_field_are_a_warning(tmp_path: Path, before: str, between: str) -> None:
+    """As where the closing quote of a text of many lines is missing, and the next quote is near."""
+    rows = [f"{row}{between}" for row in ROWS]
+    rows[9] = f'd9,"{before}{ROWS[9]}{between}'
+    rows[12] = f'd12,"a text in quotes"{between}'
+    path = written(tmp_path, file_of(rows))
+    assert [line for line in lines_of(path) if "records themselves" in line]
+    rows[12] = f'd12,a text that ends with a quote"{between}'
+    assert len(read(path := written(tmp_path, file_of(rows)))) == 57
+    assert problems(path) == {}
+    assert [line for line in lines_of(path) if "records themselves" in line]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "O rose, thou art sick\nthe invisible worm,\nthat flies in the night, oh\nin the howling storm,\nhas found out",
+        "def f(a, b):\n    g(a,b)\n    h(a,b)\n    return k(a,b)\nprint(f(1, 2))\nprint(f(3, 4))\nprint(f(5, 6))",
+        "Dear all,\nthanks, again\nBest,\nAnn",
+    ],
+)
+def test_verse_code_and_letters_are_no_warning(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, file_of([*ROWS[:9], f'd9,"{text}"', *ROWS[10:]]))
+    assert not [line for line in lines_of(path) if "records themselves" in line]
 
 
 def test_lines_of_prose_are_no_warning(tmp_path: Path) -> None:
