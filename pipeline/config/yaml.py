@@ -248,13 +248,18 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
     Relative paths in overrides are relative to the working directory.
 
     Raises:
-        UserError: an unknown key (with the nearest known one) or a value outside its limits; `RetiredError` for those
-            of an earlier version.
+        UserError: an unknown key (with the nearest known one), a value outside its limits, or an override that undoes
+            an earlier one; `RetiredError` for those of an earlier version.
     """
+    before: list[str] = []
     for override in overrides:
         path, equals, raw = override.partition("=")
         if not equals or not path:
             raise UserError(f"--set takes key=value, got {override!r}")
+        if undone := next((one for one in before if one == path or one.startswith(f"{path}.")), None):
+            again = "is given twice" if undone == path else f"undoes --set {undone} before it"
+            raise UserError(f"--set {path:.200} {again}: leave one of them out")
+        before.append(path)
         try:
             value = load_yaml(raw)
         except NotYamlError as error:

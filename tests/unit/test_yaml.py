@@ -69,6 +69,24 @@ def test_an_override_is_held_to_the_same(tmp_path: Path) -> None:
     assert "key 'document_bytes' stands twice in a section, on lines 1 and 1" in refused
 
 
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["seed=1", "seed=2"], "--set seed is given twice"),
+        (["seed=1", "run=a", "seed=1"], "--set seed is given twice"),
+        (["model.path=a", "model={path: b}"], "--set model undoes --set model.path before it"),
+    ],
+)
+def test_an_override_that_undoes_another_is_refused(overrides: list[str], refused: str) -> None:
+    assert user_error(build, AuditConfig, load_yaml(TOP), overrides) == f"{refused}: leave one of them out"
+
+
+def test_an_override_of_a_part_of_another_is_legal() -> None:
+    selections = ["selections=[{name: a, detectors: [loss]}]", "selections.*.alpha=0.2", "selections.0.alpha=0.3"]
+    config = build(AuditConfig, load_yaml(TOP), ["model={path: b}", "model.path=c", *selections])
+    assert (config.model.path, config.selections[0].alpha) == ("c", 0.3)
+
+
 @pytest.mark.parametrize(("value", "base"), [("1:30", 60), ("190:20:30.15", 60), ("-1:30", 60), ("010", 8), ("0_7", 8)])
 def test_numbers_of_other_bases_ask_for_quotes(tmp_path: Path, value: str, base: int) -> None:
     refused = user_error(parsed, tmp_path, f"{TOP}seed: {value}\n")
