@@ -8,17 +8,26 @@ by this form and refused where it does not fit (`log_probs_of`).
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from pipeline.endpoint.client import MOST_COUNTED, Fault, Refusal, reported_usage
+from pipeline.endpoint.token_texts import (
+    REPLACED,
+    Piece,
+    are_marks,
+    bare,
+    fold,
+    folded_pieces,
+    in_order,
+    piece_of,
+    pieces_of,
+    unmarked,
+)
 
 Way = Literal["prompt_logprobs", "echo"]
 WAYS: tuple[Way, ...] = ("prompt_logprobs", "echo")
@@ -45,6 +54,9 @@ FIRST = 24
 LEAST_TOKENS = 20
 """Smallest number of tokens of the shorter probe."""
 
+CHANCE = 4
+"""Most places at which values seem to belong to other tokens by chance."""
+
 MOST_SPECIAL = 2
 """Most special tokens before a prompt without a chat template, such as [gMASK] and <sop>; one may stand behind it."""
 
@@ -62,25 +74,7 @@ _REST = (
 PROBES = (f"{_START}.", f"{_START}; {'; '.join(_REST)}.")
 """Texts of two lengths that no model knows by heart, in ASCII, which every tokenizer can give back."""
 
-_SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[[A-Za-z_]{1,20}\]")
 _OF_CHAT = re.compile(r"user|assistant|system|human|inst\b|role|turn|header|message|channel", re.IGNORECASE)
-_NUMBERED = re.compile(r"(token_id:)?\d+")
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_ESCAPED = re.compile(r"(?:\\x[0-9A-Fa-f]{2})+")
-_REPLACED = "\N{REPLACEMENT CHARACTER}"
-_DROPPED = re.compile(rf"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060\ufeff{_REPLACED}▁ġċ]+")
-"""Blanks, controls, parts of characters, and marks of blanks and line ends in vocabularies, in lower case."""
-
-
-def _byte_marks() -> dict[str, int]:
-    """Characters of a byte-level vocabulary -> bytes; those that do not print stand behind U+0100, as in GPT-2."""
-    printing = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (byte for byte in range(256) if byte not in printing)
-    return {chr(byte): byte for byte in printing} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_MARKS = _byte_marks()
-_BLANK_MARKS = {mark for mark, byte in _BYTE_MARKS.items() if byte in b" \n\t\r"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +86,7 @@ class PromptAnswer:
     counted: int | None  # tokens of the prompt by the endpoint's own count
     generated: int | None  # generated tokens by its own count
     whole: str | None  # text of an echo
+    likeliest: tuple[Mapping[str, float], ...] = ()  # of each token of an echo, texts and values; () where none are
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +97,7 @@ class AnswerForm:
     unlisted: int | None  # tokens of its count that it does not list, 0 or 1 (a BOS); None: it has no count
     behind: int  # most tokens behind those of the prompt
     texts: bool  # whether the tokens gave the text of the probes; otherwise only their number was compared
+    marks: bool = False  # whether they are in the characters of a byte-level vocabulary, such as `Ġ` for a blank
 
 
 # --- the tokens of an answer
@@ -120,8 +116,11 @@ def answer_in(value: Mapping[str, Any], way: Way, prompt: str) -> PromptAnswer:
         Refusal: it has no log-probabilities of a prompt, or lists of different lengths.
     """
     choice = _choice(value)
-    texts, values, whole = (_of_prompt if way == "prompt_logprobs" else _of_echo)(value, choice, prompt)
-    return PromptAnswer(tuple(texts), tuple(values), *reported_usage(value), whole)
+    listed = (_of_prompt if way == "prompt_logprobs" else _of_echo)(value, choice, prompt)
+    likeliest = listed.likeliest if len(listed.likeliest) == len(listed.values) else ()
+    return PromptAnswer(
+        tuple(listed.texts), tuple(listed.values), *reported_usage(value), listed.whole, tuple(likeliest)
+    )
 
 
 def _choice(value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -131,7 +130,14 @@ def _choice(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return choices[0]
 
 
-_Listed = tuple[Sequence[Any], Sequence[Any], str | None]
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The lists of an answer."""
+
+    texts: Sequence[Any]
+    values: Sequence[Any]
+    whole: str | None = None
+    likeliest: Sequence[Mapping[str, float]] = ()
 
 
 def _of_prompt(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -> _Listed:
@@ -144,7 +150,7 @@ def _of_prompt(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str)
         raise Refusal("no prompt_logprobs in the answer")
     candidates = [_candidates(entry) for entry in entries]
     tokens = _tokens_among(candidates, prompt)
-    return [token.text for token in tokens], [token.value for token in tokens], None
+    return _Listed([token.text for token in tokens], [token.value for token in tokens])
 
 
 def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -> _Listed:
@@ -156,9 +162,11 @@ def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -
     listed = log_probs if isinstance(log_probs, dict) else {}
     if isinstance(listed.get("token_logprobs"), list):
         values, texts = listed["token_logprobs"], listed.get("tokens")
+        tops = listed.get("top_logprobs")
     elif isinstance(listed.get("content"), list):
         tokens = [_token(entry) for entry in listed["content"]]
         values, texts = [token.value for token in tokens], [token.text for token in tokens]
+        tops = [entry.get("top_logprobs") if isinstance(entry, dict) else None for entry in listed["content"]]
     else:
         raise Refusal("no log-probabilities of the prompt in the answer")
     if not isinstance(texts, list):
@@ -166,7 +174,20 @@ def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -
     if len(texts) != len(values):
         raise Refusal(f"the answer has {len(texts)} tokens and {len(values)} log-probabilities")
     texts = [text if isinstance(text, (str, bytes)) else None for text in texts]
-    return texts, values, whole if isinstance(whole, str) else None
+    likeliest = [_likeliest(top) for top in tops] if isinstance(tops, list) else []
+    return _Listed(texts, values, whole if isinstance(whole, str) else None, likeliest)
+
+
+def _likeliest(top: Any) -> dict[str, float]:
+    """The candidates of a place by text: a mapping from texts to values, or a list of entries with both."""
+    if isinstance(top, list):
+        top = {entry.get("token"): entry.get("logprob") for entry in top if isinstance(entry, dict)}
+    pairs = top.items() if isinstance(top, dict) else ()
+    return {text: value for text, value in pairs if isinstance(text, str) and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,96 +271,18 @@ def _path_through(candidates: Sequence[Sequence[_Token]], target: str) -> list[_
 
 def _ends_of(token: _Token, target: str, start: int) -> Iterator[int]:
     """The places in a folded text at which a token that starts at a place can end."""
-    piece = _piece(token.text)
+    piece = piece_of(token.text)
     if piece is None or piece.special:
         yield start
         if piece is not None and target.startswith(marked := fold(piece.special), start):  # such as <b> in a text
             yield start + len(marked)
         return
     text = piece.data.decode("utf-8", "replace")
-    folded = fold("".join(chr(byte) for byte in _from_marks(text)) if _BLANK_MARKS & set(text) else text)
+    folded = fold(unmarked(text))
     if target.startswith(folded, start):
         yield start + len(folded)
-    if _REPLACED in text:  # part of a character
+    if REPLACED in text:  # part of a character
         yield from (start, start + 1)
-
-
-# --- texts of tokens
-
-
-def fold(text: str) -> str:
-    """A text without blanks, control characters and differences that tokenizers make, such as of case."""
-    return _DROPPED.sub("", unicodedata.normalize("NFKC", text).casefold())
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The text of a token."""
-
-    data: bytes
-    special: str = ""  # the name of a special token
-    partial: bool = False  # whether its text is not known: part of a character, or an unknown one
-    missing: bool = False  # whether the answer has no text of it, which is so of a first token without a value
-
-
-@lru_cache(maxsize=1 << 14)
-def _piece(text: str | bytes | None) -> _Piece | None:
-    """The text of a token without the marks of its vocabulary; None where the answer has only its number."""
-    if isinstance(text, bytes):
-        return _Piece(text, partial=text == _REPLACED.encode())
-    if text is None or (text.startswith("token_id:") and _NUMBERED.fullmatch(text)):
-        return None
-    if byte := _BYTE.fullmatch(text):
-        return _Piece(bytes.fromhex(byte[1]))
-    if text.startswith("bytes:") or _ESCAPED.fullmatch(text):
-        return _Piece(_unescaped(text.removeprefix("bytes:")))
-    if _SPECIAL.fullmatch(text):
-        return _Piece(b"", special=text, partial="unk" in text.lower())
-    if len(text) > 2:
-        text = text.removeprefix("##").removesuffix("</w>").removesuffix("@@")
-    return _Piece(text.replace("▁", " ").encode("utf-8", "replace"), partial=_REPLACED in text or not text)
-
-
-def _unescaped(text: str) -> bytes:
-    r"""The bytes of a text with escapes such as \xe2."""
-    parts = re.split(r"\\x([0-9A-Fa-f]{2})", text)
-    return b"".join(
-        bytes.fromhex(part) if place % 2 else part.encode("utf-8", "replace") for place, part in enumerate(parts)
-    )
-
-
-def _from_marks(text: str) -> bytes:
-    """The bytes of a text in the characters of a byte-level vocabulary."""
-    return b"".join(
-        bytes([_BYTE_MARKS[sign]]) if sign in _BYTE_MARKS else sign.encode("utf-8", "replace") for sign in text
-    )
-
-
-def _pieces(texts: Sequence[Any]) -> list[_Piece] | None:
-    """The texts of tokens; None where they have none. The first one's may be missing.
-
-    Tokens are in the characters of a byte-level vocabulary where all are and one of them has a blank.
-    """
-    known = [piece for text in texts[1:] if (piece := _piece(text)) is not None]
-    if len(known) + 1 < len(texts) or not any(piece.data for piece in known):
-        return None
-    if all(isinstance(text, str) and _NUMBERED.fullmatch(text) for text in texts):
-        return None
-    pieces = [_piece(texts[0]) or _Piece(b"", missing=True), *known]
-    plain = [text for text, piece in zip(texts, pieces, strict=True) if isinstance(text, str) and not piece.special]
-    signs = set[str]().union(*plain)
-    if signs & _BLANK_MARKS and signs <= _BYTE_MARKS.keys():
-        return [
-            piece if piece.special or not isinstance(text, str) else _Piece(_from_marks(text))
-            for text, piece in zip(texts, pieces, strict=True)
-        ]
-    return pieces
-
-
-def _folded(pieces: Sequence[_Piece]) -> list[str]:
-    """The folded text that each token adds; a character belongs to the token of its last byte."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return [fold(decoder.decode(piece.data)) for piece in pieces]
 
 
 # --- the form of the answers of an endpoint
@@ -363,7 +306,8 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
     short, long = forms
     if short.unlisted != long.unlisted:
         raise FormError(f"{_counts(answers[0])}, and in another answer {_counts(answers[1])}")
-    form = AnswerForm(way, short.unlisted, max(short.behind, long.behind), short.texts and long.texts)
+    texts, marks = short.texts and long.texts, short.marks and long.marks
+    form = AnswerForm(way, short.unlisted, max(short.behind, long.behind), texts, marks)
     lengths = []
     for answer, probe in zip(answers, PROBES, strict=True):
         try:
@@ -372,6 +316,9 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
             raise FormError(str(error)) from None
         if len(set(values)) < 2:
             raise FormError(f"all log-probabilities of a probe are {values[0]:g}" if values else "no values")
+        if values == sorted(values, reverse=True):
+            raise FormError("its log-probabilities fall from token to token: they are sums over all tokens before")
+        _check_places(answer)
         lengths.append(len(values))
     if lengths[0] < LEAST_TOKENS - 1:
         raise FormError(f"{lengths[0]} values for a text of {len(PROBES[0].split())} words")
@@ -383,6 +330,34 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
     return form
 
 
+def _check_places(answer: PromptAnswer) -> None:
+    """Check that each value is that of the token beside it, where the likeliest tokens of each place are listed too.
+
+    Raises:
+        FormError: values are those of the next tokens, or not those of the same tokens among the likeliest.
+    """
+    own = following = other = places = 0
+    for place, top in enumerate(answer.likeliest):
+        value, text = answer.values[place], answer.texts[place]
+        if not top or not _is_number(value):
+            continue
+        places += 1
+        after = answer.texts[place + 1] if place + 1 < len(answer.texts) else None
+        agrees, is_likelier = _agrees(top, text, value), value > max(top.values()) + HIGHEST
+        own += agrees is True
+        following += after != text and _agrees(top, after, value) is True
+        other += is_likelier or agrees is False
+    if following > max(CHANCE, own):
+        raise FormError("its log-probabilities are those of the next tokens: the list is shifted by one")
+    if other > max(CHANCE, own, places / 10):
+        raise FormError(f"{other} of its log-probabilities are not those of the likeliest tokens beside them")
+
+
+def _agrees(top: Mapping[str, float], text: Any, value: float) -> bool | None:
+    """Whether a token has this value among candidates; None if it is none of them."""
+    return abs(top[text] - value) <= HIGHEST if text in top else None
+
+
 def _counts(answer: PromptAnswer) -> str:
     """What an endpoint counts and what its answer has, in words."""
     count = "no tokens" if answer.counted is None else f"{answer.counted} tokens"
@@ -392,7 +367,7 @@ def _counts(answer: PromptAnswer) -> str:
 def _form_of(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
     """The form of the answer to one probe. Raises FormError."""
     listed, counted = len(answer.values), answer.counted
-    pieces = _pieces(answer.texts)
+    pieces = pieces_of(answer.texts)
     if pieces is not None:
         most = counted if counted is not None else listed if way == "prompt_logprobs" else 0
         number = _tokens_of_probe(pieces, probe, min(most, listed))
@@ -406,12 +381,13 @@ def _form_of(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
     explained = answer.generated is None or pieces is not None or behind <= max(1, answer.generated)
     if behind and (way == "prompt_logprobs" or not explained):
         raise FormError(_counts(answer))
-    return AnswerForm(way, unlisted, behind, pieces is not None)
+    marks = pieces is not None and are_marks(answer.texts, pieces)
+    return AnswerForm(way, unlisted, behind, pieces is not None, marks)
 
 
-def _tokens_of_probe(pieces: Sequence[_Piece], probe: str, most: int) -> int:
+def _tokens_of_probe(pieces: Sequence[Piece], probe: str, most: int) -> int:
     """The number of tokens whose texts give a probe, with a special one behind it up to `most`. Raises FormError."""
-    target, joined = fold(probe), list(itertools.accumulate(_folded(pieces)))
+    target, joined = fold(probe), list(itertools.accumulate(folded_pieces(pieces)))
     starts = range(FIRST + 1 if pieces[0].missing else 1)
     number = next((joined.index(target[start:]) + 1 for start in starts if target[start:] in joined), 0)
     if not number:
@@ -443,6 +419,8 @@ def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[floa
     """
     number = _number_of_tokens(answer, text, form)
     values = answer.values[:number]
+    if values and values[0] is not None and None in answer.values[number:]:
+        raise Refusal("its first log-probability is given and its last is not: the list is shifted by one", NOT_FINITE)
     if values and (values[0] is None or not form.unlisted):
         values = values[1:]
     return [_checked(value, place, len(values)) for place, value in enumerate(values, 1)]
@@ -450,8 +428,8 @@ def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[floa
 
 def _number_of_tokens(answer: PromptAnswer, text: str, form: AnswerForm) -> int:
     """The number of listed tokens that belong to the prompt. Raises Refusal."""
-    listed, pieces = len(answer.values), _pieces(answer.texts) if form.texts else None
-    folded = None if pieces is None else _folded(pieces)
+    listed, pieces = len(answer.values), pieces_of(answer.texts, form.marks) if form.texts else None
+    folded = None if pieces is None else folded_pieces(pieces)
     if form.unlisted is not None and answer.counted is not None:
         number = answer.counted - form.unlisted
     elif not form.behind:
@@ -483,19 +461,25 @@ def _covering(folded: Sequence[str], text: str) -> int:
     raise Refusal("the answer does not count the tokens of the prompt, and generated ones stand behind them")
 
 
-def _check_covered(pieces: Sequence[_Piece], folded: Sequence[str], text: str) -> None:
-    """Check that tokens hold a text, unless some stand for unknown characters. Raises Refusal."""
+def _check_covered(pieces: Sequence[Piece], folded: Sequence[str], text: str) -> None:
+    """Check that tokens give a text in its order, unless some stand for unknown characters. Raises Refusal."""
     if any(piece.partial for piece in pieces[1:-1]):
         return
-    target, joined = fold(text), "".join([*folded, *(piece.special for piece in pieces)])
-    least, plain = COVERED_OTHERS, [sign for sign in target if sign.isascii()]
-    size, whole = len(joined), len(target)
-    if 2 * len(plain) >= whole:
-        least, size, whole = COVERED, sum(map(str.isascii, joined)), len(plain)
-    if size + (FIRST if pieces[0].missing else 0) < least * whole:
+    parts = [bare(part or fold(piece.special)) for part, piece in zip(folded, pieces, strict=True)]
+    target, least = bare(fold(text)), COVERED_OTHERS
+    held, whole, given = in_order(parts, target, FIRST), target, "".join(map(bare, folded))
+    if 2 * sum(map(str.isascii, target)) >= len(target):
+        least = COVERED
+        held, whole, given = ("".join(filter(str.isascii, one)) for one in (held, whole, given))
+    if least * len(given) > len(whole) + FIRST:
         raise Refusal(
-            f"the {len(pieces)} tokens of the answer hold {size:,} of {whole:,} characters of the text: the endpoint "
-            "cuts prompts"
+            f"the {len(pieces)} tokens of the answer have {len(given):,} characters, and the text {len(whole):,}: the "
+            "endpoint adds to prompts"
+        )
+    if len(held) + (FIRST if pieces[0].missing else 0) < least * len(whole):
+        raise Refusal(
+            f"the {len(pieces)} tokens of the answer hold {len(held):,} of {len(whole):,} characters of the text in "
+            "its order: the endpoint cuts prompts, or answers to another one"
         )
 
 

@@ -46,7 +46,7 @@ from pipeline.stages.base import (
 from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
-CHECKS = 1
+CHECKS = 2
 """Version of the checks of answers; answers that passed those of another version are not used."""
 
 SCHEMA = rows_schema(("log_probs", pa.list_(pa.float64())))

@@ -1,6 +1,7 @@
 """Log-probabilities of an endpoint are read as each kind of server writes them, and believed only if they can be."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from openai_server import openai_server
 from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage
-from pipeline.endpoint.log_probs import PROBES, fold, log_probs_of
+from pipeline.endpoint.log_probs import PROBES, log_probs_of
+from pipeline.endpoint.token_texts import fold
 from pipeline.errors import StopError
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt, find_form
 from pipeline.stages.base import Wanted
@@ -174,6 +176,38 @@ def shifted(answer: dict[str, Any], values: list[Any]) -> None:
     answer["choices"][0]["logprobs"]["tokens"].reverse()
 
 
+def early(answer: dict[str, Any], values: list[Any]) -> None:
+    """Each value stands beside the token before its own; the last token has none."""
+    values[:] = [*values[1:], None]
+
+
+def early_with_a_last(answer: dict[str, Any], values: list[Any]) -> None:
+    """As `early`, but the last value is that of a generated token; the likeliest tokens are listed too."""
+    listed = answer["choices"][0]["logprobs"]
+    values[:] = [*values[1:], -0.7]
+    listed["top_logprobs"] = [
+        {text: value} if place % 3 == 0 else {" likely": value / 2}
+        for place, (text, value) in enumerate(zip([*listed["tokens"][1:], " so"], values, strict=True))
+    ]
+
+
+def early_values(answer: dict[str, Any], values: list[Any]) -> None:
+    """As `early_with_a_last`, with the likeliest tokens in their own places."""
+    listed = answer["choices"][0]["logprobs"]
+    listed["top_logprobs"] = [None if value is None else {text: value, " likely": -0.01} for text, value in
+                              zip(listed["tokens"], values, strict=True)]  # fmt: skip
+    values[:] = [None, *values[2:], -0.7]
+
+
+def likelier_than_the_likeliest(answer: dict[str, Any], values: list[Any]) -> None:
+    answer["choices"][0]["logprobs"]["top_logprobs"] = [None if value is None else {" likely": value - 1}
+                                                        for value in values]  # fmt: skip
+
+
+def sums(answer: dict[str, Any], values: list[Any]) -> None:
+    values[1:] = itertools.accumulate(value / 100 for value in values[1:])
+
+
 def shorter(answer: dict[str, Any], values: list[Any]) -> None:
     del values[-3:]
 
@@ -228,6 +262,11 @@ BAD: dict[str, tuple[Respond, str]] = {
     "generated alone": (only_generated, "do not give the text that was sent, but ' w1 w2"),
     "likeliest alone": (likeliest_alone, "do not give the text that was sent"),
     "candidates without names": (unnamed_candidates, "up to 2 candidates for a token and does not name"),
+    "one token early, and none for the last": (of_openai(early), "the list is shifted by one"),
+    "one token early": (of_openai(early_with_a_last), "are those of the next tokens: the list is shifted by one"),
+    "values one token early": (of_openai(early_values), "are not those of the likeliest tokens beside them"),
+    "of other tokens": (of_openai(likelier_than_the_likeliest), "are not those of the likeliest tokens beside them"),
+    "sums": (of_openai(sums), "they are sums over all tokens before"),
     "order": (of_openai(shifted), "do not give the text that was sent"),
     "lists of two lengths": (of_openai(shorter), f"the answer has {SHORT} tokens and {SHORT - 3} log-probabilities"),
     "no count, no texts, more text": (of_openai(no_count_and_more), "neither texts nor a number"),
@@ -256,7 +295,21 @@ def at_last(respond: Respond, spoilt: Respond) -> Respond:
 TEXT = TEXTS[4]
 NUMBER = len(tokens_of(TEXT).ids)
 
+
+def of_another(text: str) -> Respond:
+    """A server that answers to another prompt, as a cache or a proxy that mixes up its answers."""
+    return lambda body: dialects.openai_legacy({**body, "prompt": text})
+
+
+OTHER = "A river froze over, boys skated home, and lamps burned blue under every bridge in town. " * 35
 SPOILT: dict[str, tuple[Respond, str, str]] = {
+    "another text": (of_another(OTHER[: len(TEXT)]), "model_error", "or answers to another one"),
+    "the same words in another order": (
+        of_another(" ".join(sorted(TEXT.split()))),
+        "model_error",
+        "or answers to another one",
+    ),
+    "a text behind another": (of_another(f"{OTHER}{TEXT}"), "model_error", "the endpoint adds to prompts"),
     "stand-in": (of_openai(put(7, -9999.0)), "non_finite_score", f"log-probability 7 of {NUMBER - 1} is -9999"),
     "-inf": (of_openai(put(7, -float("inf"))), "non_finite_score", "is -inf"),
     "overflow": (lambda body: json.dumps(dialects.openai_legacy(body)).replace("-0.", "-1e999").encode(), *("",) * 2),
