@@ -5,6 +5,9 @@ on a short text, which takes two forward passes: another last token moves no ear
 one, padded as in the passes, gives the logits of the text alone; and so does the text a second time. A picture model
 reads the text behind a picture.
 
+Code that ships with a model, and attention in chunks, may treat longer texts in another way: such models also read one
+of `MANY` tokens. No other architecture of transformers differs there.
+
 In float32 a difference of up to `TOLERANCE` is rounding. In half precision, and with quantized weights, each batch is
 rounded in another way. These models are tried in a float32 copy with few layers (`pipeline.models.copies`), as the
 three properties are those of the code and the configuration; and themselves, in wider limits, for all but the second.
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 LENGTH, LONGER = 12, 16
 """Tokens of the text, and of the longer one beside it. A model that reads both directions within blocks of tokens is
 recognized too, as the last of 12 tokens begins no block of another length than 11."""
+
+MANY = 150
+"""Tokens of the text for a model that may treat longer texts in another way; its last one begins no block either."""
 
 TOLERANCE = 1e-4
 """Maximum difference of logits by rounding in float32, relative to the largest logit, or to 1."""
@@ -89,7 +95,7 @@ def check_causal(lm: LanguageModel, shown: str) -> None:
     name = type(lm.model).__name__
     try:
         with panics_as_errors():
-            fault = float32_fault(reader_of(lm)) if is_exact(lm.model) else _half_fault(lm, shown)
+            fault = _first_fault(lm, float32_fault) if is_exact(lm.model) else _half_fault(lm, shown)
     except UserError:
         raise
     except Exception as error:  # any exception of a model's code
@@ -121,11 +127,32 @@ def check_code(empty: Any, tokenizer: Any, shown: str) -> None:
         return
     try:
         with panics_as_errors():
-            fault = float32_fault(reader_of(LanguageModel(small, tokenizer, torch.device("cpu"), None)))
+            fault = _first_fault(LanguageModel(small, tokenizer, torch.device("cpu"), None), float32_fault)
     except Exception:  # any exception of a model's code, which opening reports
         return
     if fault is not None and fault.startswith(_CHANGED):
         raise UserError(f"model {shown}: {type(empty).__name__} {fault} (random weights){_explained(empty.config)}")
+
+
+def _first_fault(lm: LanguageModel, find: Callable[[Reader], str | None]) -> str | None:
+    """The fault of a model in a short text, or else in a long one if it may treat that in another way."""
+    fault = find(reader_of(lm))
+    if fault is not None or not _may_switch(lm.model) or (lm.max_tokens or MANY) <= LONGER:
+        return fault
+    try:
+        fault = find(reader_of(lm, MANY))
+    except Exception as error:  # any exception of a model's code, which may read no text as long
+        check_lost(error)
+        if out_of_memory(error):
+            raise
+        return None
+    return None if fault is None else f"{fault} (in a text of up to {MANY} tokens)"
+
+
+def _may_switch(model: Any) -> bool:
+    """Whether a model may read longer texts in another way: code from elsewhere, or attention in chunks as Reformer."""
+    own = type(model).__module__.startswith("transformers.models.")
+    return not own or any(name.endswith("attn_chunk_length") for name in vars(model.config.get_text_config()))
 
 
 def _explained(config: Any) -> str:
@@ -140,11 +167,16 @@ def _explained(config: Any) -> str:
 # --- texts and their logits
 
 
-def reader_of(lm: LanguageModel) -> Reader:
-    """The reader of a model: of texts alone, or behind a picture for a model with a processor."""
+def reader_of(lm: LanguageModel, length: int = LENGTH) -> Reader:
+    """The reader of a model: of texts alone, or behind a picture for a model with a processor.
+
+    Args:
+        lm: model.
+        length: tokens of the text.
+    """
     rows = embedding_rows(lm.model)
     if lm.processor is None:
-        return Reader(_by_frequencies(lm, partial(text_logits, lm)), tuple(_attempts(lm, rows, None)))
+        return Reader(_by_frequencies(lm, partial(text_logits, lm)), tuple(_attempts(lm, rows, None, length)))
     from PIL import Image
 
     prompt = picture_prompt(lm, Image.new("RGB", (64, 64), (90, 140, 60)))
@@ -154,7 +186,7 @@ def reader_of(lm: LanguageModel) -> Reader:
         return _logits(lm.model, {**inputs, "attention_mask": mask})
 
     before = len(prompt.ids)
-    attempts = tuple(_attempts(lm, rows, picture_token(lm.model.config)))
+    attempts = tuple(_attempts(lm, rows, picture_token(lm.model.config), length))
     return Reader(_by_frequencies(lm, read, before), attempts, before)
 
 
@@ -174,18 +206,19 @@ def _by_frequencies(lm: LanguageModel, read: Read, before: int = 0) -> Read:
     return read_groups
 
 
-def _attempts(lm: LanguageModel, rows: int, picture: int | None) -> Iterator[Texts]:
-    """The texts of each attempt, without special tokens and the picture token."""
+def _attempts(lm: LanguageModel, rows: int, picture: int | None, most: int = LENGTH) -> Iterator[Texts]:
+    """The texts of each attempt, of at most so many tokens, without special tokens and the picture token."""
     left_out = {*getattr(lm.tokenizer, "all_special_ids", ()), picture}
-    longer = LONGER if lm.max_tokens is None or picture is not None else max(2, min(LONGER, lm.max_tokens))
+    longest = most + LONGER - LENGTH
+    longer = longest if lm.max_tokens is None or picture is not None else max(2, min(longest, lm.max_tokens))
     length = max(2, longer - (LONGER - LENGTH))
     for number, text in enumerate(TEXTS):
         read: Sequence[int] = ()  # for a tokenizer that knows no English, as of proteins
         with suppress(Exception), panics_as_errors(), quiet_panics():
             read = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        others = [(number + 7 * step) % rows for step in range(8 * LONGER)]
+        others = [(number + 7 * step) % rows for step in range(8 * longest)]
         ids = [one for one in dict.fromkeys([*read, *others]) if one < rows and one not in left_out]
-        ids = (ids or [0]) * (LONGER + 1)  # of a tiny vocabulary
+        ids = (ids or [0]) * (longest + 1)  # of a tiny vocabulary
         yield ids[:length], [*ids[: length - 1], ids[length]], ids[1 : longer + 1]
 
 
@@ -304,23 +337,44 @@ def _half_fault(lm: LanguageModel, shown: str) -> str | None:
 
     small = few_layers(lm.model, VOCABULARY if lm.processor is None else None)
     if small is not None:
-        fault = float32_fault(reader_of(replace(lm, model=small, device=torch.device("cpu"))))
+        fault = _first_fault(replace(lm, model=small, device=torch.device("cpu")), float32_fault)
         if fault is not None:
             layers = small.config.get_text_config().num_hidden_layers
             return f"{fault} (measured in float32 with {layers} layers)"
-    reader, fault, share = reader_of(lm), "", float("inf")
+    routed = small is not None and has_experts(lm.model.config)
+    most = MOST_ROUTING if routed else MOST_ROUNDING
+    rounded: list[str] = []
+
+    def find(reader: Reader) -> str | None:
+        fault, share = _largest_share(reader)
+        if share <= ROUNDING or fault is _NAN:
+            return fault if fault is _NAN else None
+        fault = f"{fault} by {share:.1%} of their standard deviation, and rounding by at most {MOST_ROUNDING:.0%}"
+        if share > most:
+            return fault
+        rounded.append(fault)
+        return None
+
+    found = _first_fault(lm, find)
+    if found is None and rounded:
+        warning = "model %s: %s %s: take dtype float32 if that is too much"
+        _log.warning(warning, shown, type(lm.model).__name__, rounded[0])
+    return found
+
+
+def _largest_share(reader: Reader) -> tuple[str, float]:
+    """What a model in half precision does, and the difference of its logits in their standard deviations.
+
+    Of several attempts it is the one with the smallest difference; one without a difference ends them.
+    """
+    fault, share = "", float("inf")
     for texts in reader.attempts:
         moved = _differences(reader, texts, repeated=True)
         kind, value = max(((_CHANGED, moved.changed), (_AGAIN, moved.again)), key=lambda pair: pair[1])
         if moved.nan and value > moved.limit:
-            return _NAN
+            return _NAN, float("inf")
         if value / moved.deviation < share:
             fault, share = kind, value / moved.deviation
         if share <= ROUNDING:
-            return None
-    fault = f"{fault} by {share:.1%} of their standard deviation, and rounding by at most {MOST_ROUNDING:.0%}"
-    routed = small is not None and has_experts(lm.model.config)
-    if share > (MOST_ROUTING if routed else MOST_ROUNDING):
-        return fault
-    _log.warning("model %s: %s %s: take dtype float32 if that is too much", shown, type(lm.model).__name__, fault)
-    return None
+            break
+    return fault, share

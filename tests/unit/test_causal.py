@@ -152,6 +152,44 @@ def test_a_model_that_reads_blocks_in_both_directions_is_refused(size: int) -> N
     assert "is no causal language model" in user_error(check_causal, opened(changed(blocks(size))), "blocks")
 
 
+def above(most: int, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    """A model whose logits are changed in texts of more tokens."""
+    return changed(lambda logits, ids: change(logits, ids) if ids.shape[1] > most else logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("most", [20, 100])
+def test_code_that_reads_longer_texts_in_another_way_is_refused(dtype: torch.dtype, most: int) -> None:
+    cases = [
+        (blocks(32), "is no causal language model"), (noise, "gives the same text other logits the second time"),
+        (neighbours, "gives a text other logits beside a longer one"),
+    ]  # fmt: skip
+    for change, fault in cases:
+        lm = LanguageModel(above(most, change).to(dtype), PlainTokenizer(), torch.device("cpu"), None)
+        line = user_error(check_causal, lm, "x")
+        assert line.startswith(f"model x: ChangedForCausalLM {fault}")
+        assert f"(in a text of up to {probe.MANY} tokens)" in line
+
+
+def test_code_that_reads_no_long_text_opens() -> None:
+    def fail(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        raise IndexError("more positions than there are")
+
+    check_causal(LanguageModel(above(64, fail), PlainTokenizer(), torch.device("cpu"), None), "x")
+    check_causal(opened(above(64, noise)), "x")  # it has 64 positions
+
+
+def test_attention_in_chunks_is_tried_on_more_than_one_chunk() -> None:
+    """Reformer draws its hashes anew at each call, and only for texts that are longer than a chunk."""
+    model = tiny_model(
+        "reformer", lsh_attn_chunk_length=64, local_attn_chunk_length=64, max_position_embeddings=512
+    )  # fmt: skip
+    lm = LanguageModel(model, PlainTokenizer(), torch.device("cpu"), 512)
+    assert float32_fault(reader_of(lm)) is None
+    assert "ReformerModelWithLMHead " in (line := user_error(check_causal, lm, "reformer"))
+    assert "(in a text of up to 150 tokens" in line
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_that_change_from_time_to_time_or_with_neighbours_are_refused(dtype: torch.dtype) -> None:
     for change, fault in ((noise, "gives the same text other logits the second time"), (neighbours, "beside a longer")):
