@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum, auto
 from functools import reduce
@@ -234,3 +234,21 @@ def sections_in(annotation: Any) -> Iterator[type]:
         yield annotation
     for inner in get_args(annotation):
         yield from sections_in(inner)
+
+
+def split_overrides(overrides: Iterable[str]) -> list[tuple[str, str]]:
+    """The `a.b=c` overrides as settings and values.
+
+    Raises:
+        UserError: one has no value, or undoes one before it.
+    """
+    split: list[tuple[str, str]] = []
+    for override in overrides:
+        path, equals, value = override.partition("=")
+        if not equals or not path:
+            raise UserError(f"--set takes key=value, got {override!r}")
+        if undone := next((one for one, _ in split if one == path or one.startswith(f"{path}.")), None):
+            again = "is given twice" if undone == path else f"undoes --set {undone} before it"
+            raise UserError(f"--set {path:.200} {again}: leave one of them out")
+        split.append((path, value))
+    return split

@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from pipeline.config.misplaced import instead_of_config
-from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in
+from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in, split_overrides
 from pipeline.config.retired import retired
 from pipeline.errors import RetiredError, UserError, error_line, nearest, number_meant
 
@@ -251,15 +251,7 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
         UserError: an unknown key (with the nearest known one), a value outside its limits, or an override that undoes
             an earlier one; `RetiredError` for those of an earlier version.
     """
-    before: list[str] = []
-    for override in overrides:
-        path, equals, raw = override.partition("=")
-        if not equals or not path:
-            raise UserError(f"--set takes key=value, got {override!r}")
-        if undone := next((one for one in before if one == path or one.startswith(f"{path}.")), None):
-            again = "is given twice" if undone == path else f"undoes --set {undone} before it"
-            raise UserError(f"--set {path:.200} {again}: leave one of them out")
-        before.append(path)
+    for path, raw in split_overrides(overrides):
         try:
             value = load_yaml(raw)
         except NotYamlError as error:
