@@ -45,6 +45,9 @@ COVERED, COVERED_OTHERS = 0.9, 0.5
 """Smallest share of a text's ASCII characters in the tokens of an answer, and of all characters where most are others,
 which some servers leave out where a token holds a part of one. The rest allows for normalisation."""
 
+IN_ORDER = 0.7
+"""Smallest part of these shares that stands in the order of the text; of another text it is at most a half."""
+
 BEGINNING = 40
 """Characters of a text that its echo has to begin with."""
 
@@ -463,23 +466,29 @@ def _covering(folded: Sequence[str], text: str) -> int:
 
 def _check_covered(pieces: Sequence[Piece], folded: Sequence[str], text: str) -> None:
     """Check that tokens give a text in its order, unless some stand for unknown characters. Raises Refusal."""
-    if any(piece.partial for piece in pieces[1:-1]):
+    if any(piece.partial for piece in pieces[1:-1]) or (pieces[-1].partial and pieces[-1].special):
         return
     parts = [bare(part or fold(piece.special)) for part, piece in zip(folded, pieces, strict=True)]
     target, least = bare(fold(text)), COVERED_OTHERS
-    held, whole, given = in_order(parts, target, FIRST), target, "".join(map(bare, folded))
+    sizes = [target, "".join(map(bare, folded)), "".join(parts), in_order(parts, target, FIRST)]
     if 2 * sum(map(str.isascii, target)) >= len(target):
-        least = COVERED
-        held, whole, given = ("".join(filter(str.isascii, one)) for one in (held, whole, given))
-    if least * len(given) > len(whole) + FIRST:
+        sizes, least = ["".join(filter(str.isascii, one)) for one in sizes], COVERED
+    whole, given, held, ordered = map(len, sizes)
+    first = FIRST if pieces[0].missing else 0
+    if least * given > whole + FIRST:
         raise Refusal(
-            f"the {len(pieces)} tokens of the answer have {len(given):,} characters, and the text {len(whole):,}: the "
-            "endpoint adds to prompts"
+            f"the {len(pieces)} tokens of the answer have {given:,} characters, and the text {whole:,}: the endpoint "
+            "adds to prompts"
         )
-    if len(held) + (FIRST if pieces[0].missing else 0) < least * len(whole):
+    if held + first < least * whole:
         raise Refusal(
-            f"the {len(pieces)} tokens of the answer hold {len(held):,} of {len(whole):,} characters of the text in "
-            "its order: the endpoint cuts prompts, or answers to another one"
+            f"the {len(pieces)} tokens of the answer hold {held:,} of {whole:,} characters of the text: the endpoint "
+            "cuts prompts"
+        )
+    if ordered + first < IN_ORDER * least * whole:
+        raise Refusal(
+            f"the {len(pieces)} tokens of the answer give {ordered:,} of {whole:,} characters of the text in its "
+            "order: the endpoint answers to another text"
         )
 
 

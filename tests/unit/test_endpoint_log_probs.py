@@ -303,11 +303,15 @@ def of_another(text: str) -> Respond:
 
 OTHER = "A river froze over, boys skated home, and lamps burned blue under every bridge in town. " * 35
 SPOILT: dict[str, tuple[Respond, str, str]] = {
-    "another text": (of_another(OTHER[: len(TEXT)]), "model_error", "or answers to another one"),
+    "another text": (
+        of_another(OTHER[: len(TEXT)]),
+        "model_error",
+        "the endpoint answers to another text",
+    ),
     "the same words in another order": (
         of_another(" ".join(sorted(TEXT.split()))),
         "model_error",
-        "or answers to another one",
+        "the endpoint answers to another text",
     ),
     "a text behind another": (of_another(f"{OTHER}{TEXT}"), "model_error", "the endpoint adds to prompts"),
     "stand-in": (of_openai(put(7, -9999.0)), "non_finite_score", f"log-probability 7 of {NUMBER - 1} is -9999"),
