@@ -294,7 +294,7 @@ def test_quoting_is_a_setting_of_csv_files(tmp_path: Path) -> None:
     assert refused == "corpus.audit: quoting applies to CSV files, and these are jsonl; leave it out"
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "A.TSV"])
 def test_a_tsv_file_has_tabs(tmp_path: Path, name: str) -> None:
     content = file_of([row.replace(",", "\t") + ", or more" for row in ROWS], "id\ttext").encode()
     path = written(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)

@@ -79,7 +79,7 @@ def _own_dialect(entry: InputFile) -> Dialect:
     except (OSError, EOFError):
         return dialect  # the error of the file is raised when its columns are read
     line = "".join(first)
-    tabs = _TABS in entry.path[-len(_TABS) - 4 :] and ("\t" in line or "," not in line)
+    tabs = _TABS in entry.path[-len(_TABS) - 4 :].lower() and ("\t" in line or "," not in line)
     return replace(dialect, delimiter=separator_of(line) or ("\t" if tabs else dialect.delimiter))
 
 
