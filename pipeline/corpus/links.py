@@ -92,14 +92,14 @@ def links_on_the_way(pattern: str, folder: str) -> list[str]:
         pattern: local path with `*`, `?`, `[` or `**`, as `fsspec` reads them.
         folder: the part of it before the first of these, up to a slash.
     """
-    deepest, found = _deepest(pattern), list[str]()
+    deepest, links = _deepest(pattern), list[str]()
     for place, folders, _ in os.walk(folder):
         paths = [os.path.join(place, name) for name in sorted(folders)]
         if paths and paths[0].count("/") >= deepest:
             folders.clear()  # what is in them has too many parts
         else:
-            found += [path for path in paths if os.path.islink(path) and leads_out(path, folder)]
-    return [link for link in found if "**" in pattern or is_special(link) or any(matches_behind(pattern, link))]
+            links += [path for path in paths if os.path.islink(path) and leads_out(path, folder)]
+    return [link for link in links if "**" in pattern or is_special(link) or any(matches_behind(pattern, link))]
 
 
 def matches_behind(pattern: str, link: str) -> Iterator[str]:

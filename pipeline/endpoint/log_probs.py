@@ -23,9 +23,9 @@ from pipeline.endpoint.token_texts import (
     bare,
     fold,
     folded_pieces,
-    in_order,
+    ordered_parts,
     piece_of,
-    pieces_of,
+    token_pieces,
     unmarked,
 )
 
@@ -339,7 +339,7 @@ def _check_places(answer: PromptAnswer) -> None:
     Raises:
         FormError: values are those of the next tokens, or not those of the same tokens among the likeliest.
     """
-    own = following = other = places = 0
+    agreeing = following = other = places = 0
     for place, top in enumerate(answer.likeliest):
         value, text = answer.values[place], answer.texts[place]
         if not top or not _is_number(value):
@@ -347,12 +347,12 @@ def _check_places(answer: PromptAnswer) -> None:
         places += 1
         after = answer.texts[place + 1] if place + 1 < len(answer.texts) else None
         agrees, is_likelier = _agrees(top, text, value), value > max(top.values()) + HIGHEST
-        own += agrees is True
+        agreeing += agrees is True
         following += after != text and _agrees(top, after, value) is True
         other += is_likelier or agrees is False
-    if following > max(CHANCE, own):
+    if following > max(CHANCE, agreeing):
         raise FormError("its log-probabilities are those of the next tokens: the list is shifted by one")
-    if other > max(CHANCE, own, places / 10):
+    if other > max(CHANCE, agreeing, places / 10):
         raise FormError(f"{other} of its log-probabilities are not those of the likeliest tokens beside them")
 
 
@@ -370,7 +370,7 @@ def _counts(answer: PromptAnswer) -> str:
 def _form_of(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
     """The form of the answer to one probe. Raises FormError."""
     listed, counted = len(answer.values), answer.counted
-    pieces = pieces_of(answer.texts)
+    pieces = token_pieces(answer.texts)
     if pieces is not None:
         most = counted if counted is not None else listed if way == "prompt_logprobs" else 0
         number = _tokens_of_probe(pieces, probe, min(most, listed))
@@ -431,7 +431,7 @@ def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[floa
 
 def _number_of_tokens(answer: PromptAnswer, text: str, form: AnswerForm) -> int:
     """The number of listed tokens that belong to the prompt. Raises Refusal."""
-    listed, pieces = len(answer.values), pieces_of(answer.texts, form.marks) if form.texts else None
+    listed, pieces = len(answer.values), token_pieces(answer.texts, form.marks) if form.texts else None
     folded = None if pieces is None else folded_pieces(pieces)
     if form.unlisted is not None and answer.counted is not None:
         number = answer.counted - form.unlisted
@@ -470,7 +470,7 @@ def _check_covered(pieces: Sequence[Piece], folded: Sequence[str], text: str) ->
         return
     parts = [bare(part or fold(piece.special)) for part, piece in zip(folded, pieces, strict=True)]
     target, least = bare(fold(text)), COVERED_OTHERS
-    sizes = [target, "".join(map(bare, folded)), "".join(parts), in_order(parts, target, FIRST)]
+    sizes = [target, "".join(map(bare, folded)), "".join(parts), ordered_parts(parts, target, FIRST)]
     if 2 * sum(map(str.isascii, target)) >= len(target):
         sizes, least = ["".join(filter(str.isascii, one)) for one in sizes], COVERED
     whole, given, held, ordered = map(len, sizes)

@@ -83,7 +83,7 @@ def _from_marks(text: str) -> bytes:
     )
 
 
-def pieces_of(texts: Sequence[Any], marks: bool = False) -> list[Piece] | None:
+def token_pieces(texts: Sequence[Any], marks: bool = False) -> list[Piece] | None:
     """The texts of tokens; None where they have none. The first one's may be missing.
 
     Args:
@@ -124,7 +124,7 @@ def bare(text: str) -> str:
     return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))
 
 
-def in_order(parts: Sequence[str], target: str, more: int) -> str:
+def ordered_parts(parts: Sequence[str], target: str, more: int) -> str:
     """The parts that occur in a text one after the other, joined.
 
     Args:
@@ -132,12 +132,12 @@ def in_order(parts: Sequence[str], target: str, more: int) -> str:
         target: folded text.
         more: most characters between two parts, beside as many as the parts between them have.
     """
-    found, position, missed = list[str](), 0, 0
+    held, position, missed = list[str](), 0, 0
     for part in filter(None, parts):
         place = target.find(part, position, position + len(part) + more + missed)
         if place < 0:
             missed += len(part)
         else:
-            found.append(part)
+            held.append(part)
             position, missed = place + len(part), 0
-    return "".join(found)
+    return "".join(held)

@@ -151,8 +151,8 @@ def _first_fault(lm: LanguageModel, find: Callable[[Reader], str | None]) -> str
 
 def _may_switch(model: Any) -> bool:
     """Whether a model may read longer texts in another way: code from elsewhere, or attention in chunks as Reformer."""
-    own = type(model).__module__.startswith("transformers.models.")
-    return not own or any(name.endswith("attn_chunk_length") for name in vars(model.config.get_text_config()))
+    known = type(model).__module__.startswith("transformers.models.")
+    return not known or any(name.endswith("attn_chunk_length") for name in vars(model.config.get_text_config()))
 
 
 def _explained(config: Any) -> str:
@@ -355,11 +355,11 @@ def _half_fault(lm: LanguageModel, shown: str) -> str | None:
         rounded.append(fault)
         return None
 
-    found = _first_fault(lm, find)
-    if found is None and rounded:
+    fault = _first_fault(lm, find)
+    if fault is None and rounded:
         warning = "model %s: %s %s: take dtype float32 if that is too much"
         _log.warning(warning, shown, type(lm.model).__name__, rounded[0])
-    return found
+    return fault
 
 
 def _largest_share(reader: Reader) -> tuple[str, float]:
