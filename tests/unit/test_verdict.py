@@ -98,6 +98,7 @@ def weakly_shown(store: Store) -> CollectionVerdict:
     raise AssertionError("no shift has such a p-value")
 
 
+@pytest.mark.filterwarnings("error:Pydantic serializer warnings")  # of the report, which is written again
 def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -> None:
     set_scores(store, 0)
     verdict = give_verdict(store.url)
