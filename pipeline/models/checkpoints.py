@@ -28,7 +28,7 @@ from pipeline.models.files import (
     gguf_files,
     linked,
 )
-from pipeline.models.settings import check_adapter_settings, check_gguf, check_kernels, check_sizes
+from pipeline.models.settings import check_adapter_settings, check_gguf, check_kernels, check_sizes, gguf_scaling
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.spm")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -340,7 +340,20 @@ def _parsed_config(source: Checkpoint, trust_remote_code: bool, changed: int) ->
     """The configuration from transformers, cached per process: reading it from a GGUF file takes seconds."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code, **source.gguf_argument)
+    loaded = AutoConfig.from_pretrained(source.folder, trust_remote_code=trust_remote_code, **source.gguf_argument)
+    if source.gguf and (scaling := gguf_scaling(source.folder / source.gguf)):
+        _set_scaling(loaded.get_text_config(), scaling)
+    return loaded
+
+
+def _set_scaling(config: Any, scaling: Mapping[str, Any]) -> None:
+    """Set the scaling of position embeddings, where layers differ of those with full attention."""
+    known = dict(config.rope_parameters or {})
+    more = {"original_max_position_embeddings": config.max_position_embeddings} if "long_factor" in scaling else {}
+    if isinstance(whole := known.get("full_attention"), Mapping):
+        config.rope_parameters = {**known, "full_attention": {**whole, **scaling, **more}}
+    else:
+        config.rope_parameters = {**known, **scaling, **more}
 
 
 def _known_type(model_type: str | None) -> bool:

@@ -255,12 +255,57 @@ def gguf_header(path: Path) -> tuple[dict[str, Any], Stored]:
             raise ValueError("its header leads beyond its end") from None
 
 
+_FACTORS = "rope_freqs.weight"
+_FACTORS_BY_LENGTH = ("rope_factors_long.weight", "rope_factors_short.weight")
+_ALIGNMENT = 32
+_READ_BY_TRANSFORMERS = ("gpt-oss",)
+"""Architectures whose scaling transformers reads."""
+
+
+def gguf_scaling(path: Path) -> dict[str, Any]:
+    """The scaling of rotary position embeddings that a GGUF file states, and that transformers leaves out.
+
+    Returns:
+        `rope_parameters` without `rope_theta`; empty for no scaling. A tensor of divisors, as Llama 3.1 has, is
+        LongRoPE with the same divisors for every length.
+
+    Raises:
+        ValueError: the file is damaged, or has a scaling that depends on the length (YaRN, LongRoPE).
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header = _Header(data)
+        try:
+            metadata, stored = header.read()
+            named = {name: value for name, value in metadata.items() if isinstance(name, str)}
+            architecture = named.get("general.architecture", "")
+            prefix = f"{architecture}.rope.scal"
+            kind = named.get(f"{prefix}ing.type", "longrope" if stored.keys() & {*_FACTORS_BY_LENGTH} else "linear")
+            factor = float(named.get(f"{prefix}ing.factor", named.get(f"{prefix}e_linear", 1.0)) or 1.0)
+            divisors = header.floats(_FACTORS, metadata) if _FACTORS in stored else ()
+        except (struct.error, IndexError, UnicodeDecodeError, KeyError, TypeError):
+            raise ValueError("its header leads beyond its end") from None
+    if architecture in _READ_BY_TRANSFORMERS:
+        return {}
+    if kind not in ("linear", "none") or stored.keys() & {*_FACTORS_BY_LENGTH}:
+        raise ValueError(
+            f"it scales position embeddings ({kind}, factor {factor:g}), which transformers does not read from such a "
+            "file; take its safetensors"
+        )
+    factor = 1.0 if kind == "none" else factor
+    if all(value == 1.0 for value in divisors):
+        return {} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
+    values = [factor * value for value in divisors]
+    return {"rope_type": "longrope", "short_factor": values, "long_factor": values, "attention_factor": 1.0}
+
+
 class _Header:
     """A reader of the header of a GGUF file."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
         self.at = 4
+        self.places: dict[str, tuple[int, int]] = {}  # name of a tensor -> its type, and its offset behind the header
+        self.lengths: dict[str, int] = {}  # name of a tensor -> number of its values
 
     def read(self) -> tuple[dict[str, Any], Stored]:
         """The metadata without arrays, and the tensors."""
@@ -278,9 +323,18 @@ class _Header:
             if count > _MOST_DIMENSIONS:
                 raise struct.error
             shape = self.numbers(f"<{count}Q")
-            kind, _ = self.numbers("<IQ")
+            kind, offset = self.numbers("<IQ")
             shapes[name] = (f"GGUF{kind}", tuple(reversed(shape)))
+            self.places[name] = kind, offset
+            self.lengths[name] = math.prod(shape)
         return metadata, shapes
+
+    def floats(self, name: str, metadata: Mapping[str, Any]) -> tuple[float, ...]:
+        """The values of a tensor in float32 or float16, after the header was read."""
+        kind, offset = self.places[name]
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        start = -(-self.at // alignment) * alignment + offset
+        return struct.unpack_from(f"<{self.lengths[name]}{'fe'[kind]}", self.data, start)
 
     def numbers(self, form: str) -> tuple[Any, ...]:
         values = struct.unpack_from(form, self.data, self.at)
@@ -326,10 +380,12 @@ def check_gguf(what: str, path: Path, size: int, changed: int) -> None:
         changed: time of its last change.
 
     Raises:
-        UserError: it is damaged, one of several parts, or states sizes that its tensors cannot have.
+        UserError: it is damaged, one of several parts, scales position embeddings in a way that is not read, or states
+            sizes that its tensors cannot have.
     """
     try:
         metadata, stored = gguf_header(path)
+        gguf_scaling(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{what}: cannot read its GGUF file: {error}") from None
     parts = metadata.get("split.count", 0)

@@ -29,7 +29,7 @@ from pipeline.models.files import known_digest, process_folder
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 """Version of the entries; those of other versions are not read."""
 
 LIBRARIES = ("gguf", "numpy", "tokenizers", "torch", "transformers")

@@ -1,15 +1,23 @@
 """A small Llama as a GGUF file, with weights in blocks as a real one has them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from safetensors.torch import load_file
 
 
-def write_gguf(model: Path, file: Path) -> Path:
-    """Write a Llama folder as a GGUF file, its matrices in blocks of 4 bits."""
+def write_gguf(model: Path, file: Path, edit: Callable[[Any], None] = lambda writer: None) -> Path:
+    """Write a Llama folder as a GGUF file, its matrices in blocks of 4 bits.
+
+    Args:
+        model: the folder.
+        file: file to write.
+        edit: adds entries to its writer.
+    """
     config = json.loads((model / "config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())["model"]
     writer = gguf.GGUFWriter(file, "llama")
@@ -39,6 +47,7 @@ def write_gguf(model: Path, file: Path) -> Path:
         else:
             kind = gguf.GGMLQuantizationType.Q4_1
             writer.add_tensor(known, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+    edit(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
