@@ -363,7 +363,7 @@ def _setting_meant(error: TyperException, command: object, given: Sequence[str])
         several = "extra argument" in message and "=" in message
         return f"{message}; a setting is changed by --set A.B=C" if several else None
     from pipeline.config.audit import AuditConfig
-    from pipeline.config.yaml import settings_named
+    from pipeline.config.problems import settings_named
     from pipeline.trial.config import TrialConfig
 
     kind = TrialConfig if getattr(command, "name", None) == "trial" else AuditConfig

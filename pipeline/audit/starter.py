@@ -103,7 +103,9 @@ def audit_starter(folder: str) -> Starter:
         Written("selections", (selection_setting(direction, pictured),)),
         Written("seed", AuditConfig.model_fields["seed"].default),
     ]
-    guesses = [f"{role}: {', '.join(source.paths)}; {_columns(source.files[0])}" for role, source in sources.items()]
+    guesses = [
+        f"{role}: {wording.some_of(source.paths)}; {_columns(source.files[0])}" for role, source in sources.items()
+    ]
     return Starter(
         "audit.yaml",
         AuditConfig,
@@ -175,7 +177,13 @@ def data_of(folder: str) -> FolderData:
     data = discover_data(folder)
     if not data.files:
         left_out = [wording.counted(left.shown, left.count, left.reason) for left in data.left if left.reason != HIDDEN]
-        unread = f"; not taken: {wording.some_of(left_out)}" if left_out else wording.EMPTY
+        unread = (
+            f"; not taken: {wording.some_of(left_out)}"
+            if left_out
+            else wording.ALL_HIDDEN
+            if data.left
+            else wording.EMPTY
+        )
         if (what := what_folder(folder)) is not None:
             unread = f"; {what}"
         raise UserError(

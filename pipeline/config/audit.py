@@ -179,7 +179,10 @@ class AuditConfig(Section):
         given_scores = ["from_column" in entry for entry in self.detectors]
         if self.corpus.scores is None:
             if any(given_scores) or any(isinstance(model, ScoredModel) for model in self.models):
-                raise ValueError("a model by its name alone, and from_column, need scores: add corpus.*.scores")
+                raise ValueError(
+                    "a model by its name alone, and from_column, need scores: add corpus.*.scores, or name weights as "
+                    "model: {path: ...}"
+                )
             return self
         others = [key for key in ("reference_model", "paraphraser") if getattr(self, key) is not None]
         others += [] if isinstance(self.model, ScoredModel) else ["model"]

@@ -125,6 +125,7 @@ def checked_delimiter(value: str) -> str:
         return value
     near = _DELIMITERS.get(value.lower())
     guess = "" if near is None else f"; did you mean {json.dumps(near)}?"
+    guess = guess if value else "; put a sign such as | in quotes"
     raise ValueError(f"must be one character, and no quotation mark or line end, got {value!r}{guess}")
 
 

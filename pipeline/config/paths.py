@@ -73,6 +73,8 @@ def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
     """
     if "://" in run or "\0" in run:  # an invalid name is refused when the folder is opened
         return
+    if not run:
+        raise UserError("run is empty: name a folder, such as runs/audit")
     if any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
         return
     real = os.path.realpath(os.path.expanduser(run))

@@ -79,4 +79,4 @@ def retired(kind: str, name: str) -> str | None:
         One line, or None if there was no such thing.
     """
     instead = RETIRED.get(kind, {}).get(name)
-    return None if instead is None else f"{kind} {name} left in 1.0: {instead}"
+    return None if instead is None else f"{kind} {name} was removed in 1.0: {instead}"

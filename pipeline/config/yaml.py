@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from pipeline.config.misplaced import instead_of_config
 from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in, split_overrides
-from pipeline.config.retired import retired
-from pipeline.errors import RetiredError, UserError, error_line, nearest, number_meant
+from pipeline.config.problems import keys_of, message_of, retired_line
+from pipeline.errors import RetiredError, UserError, error_line
 
-_MOST_GUESSES = 3  # in a message about an unknown setting
 MOST_DEPTH = 100
 """Maximum nesting of brackets, or number of keys in `a.b.c`."""
 
@@ -39,9 +37,6 @@ MOST_DIGITS = 100
 
 MOST_BITS = 64
 """Maximum size of an integer; `seed` may use all bits, and other settings one less."""
-
-SHOWN = 200
-"""Maximum number of characters of a value in a message."""
 
 
 class NotYamlError(ValueError):
@@ -219,7 +214,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
         reason = _instead(path) or f": {error}{f'; {error.remedy}' if error.remedy else ''}"
         raise UserError(f"config {path} is not YAML{reason}") from None
     if not isinstance(data, dict):
-        instead = _instead(path) or f" with keys {', '.join(_keys_of(kind))}"
+        instead = _instead(path) or f" with keys {', '.join(keys_of(kind))}"
         raise UserError(f"config {path} must be a mapping{instead}")
     if not {"run", "corpus", "documents"} & set(map(str, data)) and (instead := _instead(path)):
         raise UserError(f"config {path} holds no settings{instead}")
@@ -238,8 +233,25 @@ _REMEDIES = {
     r"cannot start any token": "put the value in quotes",
     r"scanning an? (alias|anchor)|undefined alias": "put a value that begins with * or & in quotes",
     r"mapping values are not allowed": "put a value that holds a colon and a space in quotes",
+    r"but got '[\[{]'": "put a value that holds brackets in quotes",
+    r"expected '<document start>'": "put the value in quotes",
+    r"expected the node content": "put a sign that stands alone in quotes",
 }
 """Part of an error of the parser -> what to write."""
+
+
+def _override(raw: str) -> Any:
+    """The value of `--set`: YAML, in which a sign that stands alone is itself, as a delimiter is.
+
+    Raises:
+        NotYamlError: not YAML, or a part of it would be a comment.
+    """
+    if len(raw) == 1 and not raw.isalnum() and raw not in "~ ":
+        return raw
+    value = load_yaml(raw)
+    if raw.count("#") > json.dumps(value, default=str).count("#"):
+        raise NotYamlError("a # begins a comment: put the value in quotes within those of the shell")
+    return value
 
 
 def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()) -> Model:
@@ -253,17 +265,18 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
     """
     for path, raw in split_overrides(overrides):
         try:
-            value = load_yaml(raw)
+            value = _override(raw)
         except NotYamlError as error:
-            raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}") from None
+            then = f"; {error.remedy}" if error.remedy else ""
+            raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}{then}") from None
         set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
     _check_sizes(data, ())
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        if (line := _retired_line(error.errors()[0])) is not None:
+        if (line := retired_line(error)) is not None:
             raise RetiredError(line) from None
-        raise UserError(_one_line(error, kind, data)) from None
+        raise UserError(message_of(error, kind, data)) from None
 
 
 def _check_sizes(value: Any, keys: tuple[str, ...]) -> None:
@@ -307,7 +320,9 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
     key, last = keys[depth], depth == len(keys) - 1
     if isinstance(node, list):
         if key != "*" and key not in map(str, range(len(node))):
-            raise UserError(f"{source}: {'.'.join(keys[:depth])} has {len(node)} entries, no entry {key[:50]!r}")
+            where, last_one = ".".join(keys[:depth]), len(node) - 1
+            places = f"0 to {last_one}, or * for all" if last_one > 0 else "0" if last_one == 0 else "none"
+            raise UserError(f"{source}: {where} is a list and has no entry {key[:50]!r}; entries: {places}")
         for index in range(len(node)) if key == "*" else [int(key)]:
             if last:
                 node[index] = value
@@ -321,168 +336,6 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
             _set(node[key], keys, depth + 1, value, source)
     else:
         raise UserError(f"{source}: {'.'.join(keys[:depth])} holds no keys")
-
-
-_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-"""Problems with a key that a model or a dataclass does not have."""
-
-
-def _retired_line(problem: Any) -> str | None:
-    """The refusal of a setting or value of an earlier version; None for other problems."""
-    if problem["type"] in _UNKNOWN_KEY:
-        return retired("setting", ".".join(part for part in _path_of_key(problem) if not part.isdigit()))
-    return retired(_location(problem)[-1], str(problem["input"])) if problem["type"] == "literal_error" else None
-
-
-def _path_of_key(problem: Any) -> list[str]:
-    """The path of a user's key, which never is the name of a union branch."""
-    *section, key = problem["loc"]
-    return [*(str(part) for part in section if not _is_union_branch(part)), str(key)]
-
-
-def _one_line(error: ValidationError, kind: type[BaseModel], data: Mapping[str, Any]) -> str:
-    problems = error.errors()
-    problem = problems[0]
-    location = _location(problem)
-    where = ".".join(location) or "config"
-    if problem["type"] in _UNKNOWN_KEY:
-        key, section = str(problem["loc"][-1]), problem["loc"][:-1]
-        where = ".".join(_path_of_key(problem))
-        known = _keys_at(kind, section)
-        below = [] if section else list(dict.fromkeys(_paths_to(kind, data, key, 3)))
-        if 0 < len(below) <= _MOST_GUESSES:
-            return f"unknown key {where!r}; did you mean {' or '.join(map(repr, below))}? known: {', '.join(known)}"
-        return f"unknown key {where!r}; {nearest(key, known)}"
-    if problem["type"] == "missing":
-        return f"missing key {where!r}{_what_to_add(kind, problem['loc'])}"
-    branches = dict.fromkeys(_message(other) for other in problems if _location(other) == location)
-    message = " or ".join([next(iter(branches)), *(b.removeprefix("input should be ") for b in list(branches)[1:])])
-    got = "" if "got " in message or isinstance(problem["input"], dict) else f", got {_shown(problem['input'])}"
-    guess = f"; did you mean [{_shown(problem['input'], str)}]?" if problem["type"] == "list_type" and got else ""
-    if problem["type"] == "string_type" and (read_as := _read_as(problem["input"])):
-        guess = f"; YAML reads it as {read_as}; put it in quotes"
-    guess = guess or _number_meant(problem, message, data)
-    return f"{where}: {message}{got}{guess}"
-
-
-def _shown(value: Any, text: Callable[[Any], str] = repr) -> str:
-    """A value in a message."""
-    shown = str(value) if isinstance(value, datetime.date) else text(value)
-    return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-
-
-def _read_as(value: Any) -> str:
-    """What YAML has made of a text without quotes; empty where it is none of these."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", datetime.date: "a date"}
-    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "")
-
-
-def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
-    """The number that a refused value may mean: a percentage, a fraction, or one with a decimal comma."""
-    value = problem["input"]
-    share = "(0, 1" in message or any((problem.get("ctx") or {}).get(limit) == 1 for limit in ("lt", "le"))
-    if isinstance(value, str):
-        numeric = "number" in message or "integer" in message
-        one = "(0, 1)" not in message and (problem.get("ctx") or {}).get("lt") != 1
-        return number_meant(value, problem["type"].startswith("int"), share, one) if numeric else ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return ""
-    section: Any = data
-    for part in problem["loc"][:-1]:
-        if isinstance(section, Mapping):
-            section = section.get(part, section)
-        elif isinstance(section, list) and isinstance(part, int):
-            section = section[part]
-    beside = section.items() if isinstance(section, Mapping) else ()
-    digits = [key for key, empty in beside if isinstance(key, int) and empty is None]
-    if digits:  # {alpha: 0,1} is alpha: 0 and a key 1
-        return f"; did you mean {value}.{digits[0]}? A comma ends a value"
-    return f"; did you mean {value / 100:g} ({value:g}%)?" if share and 1 < value < 100 else ""
-
-
-def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
-    """Paths, as `--set` takes them, at which a key is valid in the sections of a configuration."""
-    if not isinstance(value, Mapping):
-        return
-    for name, field in fields_of(kind).items():
-        inner = value.get(getattr(field, "alias", None) or name)
-        for section in sections_in(getattr(field, "annotation", None)):
-            path, entry = (f"{name}.*", next(iter(inner), None)) if isinstance(inner, list) else (name, inner)
-            if isinstance(entry, Mapping):
-                if key in _keys_of(section):
-                    yield f"{path}.{key}"
-                if depth > 1:
-                    yield from (f"{path}.{rest}" for rest in _paths_to(section, entry, key, depth - 1))
-
-
-def settings_named(kind: type[BaseModel], key: str, depth: int = 3) -> list[str]:
-    """The settings of a configuration with a name, as `--set` takes them, those of fewer keys first.
-
-    Args:
-        kind: model of the configuration.
-        key: name of a setting at any depth; a section with a path stands for its path.
-        depth: most keys of a setting.
-    """
-    paths: list[str] = []
-    for name, field in fields_of(kind).items():
-        annotation = getattr(field, "annotation", None)
-        named, sections = getattr(field, "alias", None) or name, list(sections_in(annotation))
-        inner = f"{named}.0" if get_origin(annotation) is list else named
-        if named == key:
-            paths.append(f"{inner}.path" if any("path" in fields_of(section) for section in sections) else named)
-        if depth > 1:
-            paths += [f"{inner}.{rest}" for section in sections for rest in settings_named(section, key, depth - 1)]
-    paths = [path for path in paths if not path.startswith("series.")] or paths  # of few configurations
-    return sorted(dict.fromkeys(paths), key=lambda path: path.count("."))
-
-
-def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:
-    """How to write a missing section that has a path."""
-    model: Any = kind
-    for part in location:
-        fields = fields_of(model)
-        sections = list(sections_in(getattr(fields.get(part), "annotation", None)))
-        if not sections:
-            return ""
-        model = sections[0]
-    return f"; add {'.'.join(map(str, location))}: {{path: ...}}" if "path" in fields_of(model) else ""
-
-
-def _location(problem: Any) -> list[str]:
-    return [str(part) for part in problem["loc"] if not _is_union_branch(part)]
-
-
-def _message(problem: Any) -> str:
-    if problem["type"] in ("model_type", "dataclass_type"):  # pydantic's message names a class of this package
-        return "must be a section with keys of its own"
-    if problem["type"] in ("byte_size", "byte_size_unit"):
-        return "input should be a number of bytes, such as 67108864 or 64 MiB"
-    message: str = problem["msg"].removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
-
-
-def _is_union_branch(part: int | str) -> bool:
-    return isinstance(part, str) and (
-        part in {"int", "float", "str", "ScoreConfig"} or "[" in part or part.startswith(("literal", "constrained"))
-    )
-
-
-def _keys_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """The keys of a model at a location such as ('corpus', 'audit'), or ('model', 'model[EndpointConfig]')."""
-    model: Any = kind
-    sections: list[type] = [kind]
-    for part in location:
-        if _is_union_branch(part):
-            model = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), model)
-        elif part in fields_of(model):
-            sections = list(sections_in(fields_of(model)[part].annotation))
-            model = sections[0]
-    return _keys_of(model)
-
-
-def _keys_of(kind: Any) -> list[str]:
-    """The keys of a model or a dataclass in a configuration."""
-    return [getattr(field, "alias", None) or name for name, field in fields_of(kind).items()]
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

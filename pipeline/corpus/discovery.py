@@ -18,15 +18,26 @@ import pyarrow as pa
 from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
 from pipeline.config.misplaced import instead_of_documents
 from pipeline.corpus.files import detected, single_column_note
-from pipeline.corpus.formats import REMEDIES, content_format, first_rows, format_of, retired_suffix
-from pipeline.corpus.formats.base import Format
+from pipeline.corpus.formats import (
+    REMEDIES,
+    content_format,
+    first_rows,
+    format_named,
+    format_of,
+    remedy_by_content,
+    retired_suffix,
+)
+from pipeline.corpus.formats.base import Format, Unreadable, is_message, unwatched
 from pipeline.corpus.formats.csv_file import CSV
+from pipeline.corpus.formats.jsonl import remedy_of_one
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
+from pipeline.corpus.links import leads_out
+from pipeline.corpus.notes import Notes
 from pipeline.corpus.scripts import count_units
-from pipeline.corpus.shard import InputFile, whole_shard
-from pipeline.errors import UserError
+from pipeline.corpus.shard import InputFile, Shard, whole_shard
+from pipeline.errors import UserError, error_line
 
 _CAPTIONS = "txt"
 """Suffix of the files next to pictures that are assumed to be their captions."""
@@ -53,6 +64,8 @@ _NOT_DATA = re.compile(
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv"}
 _INDEX = re.compile(r"(?<!\d)(?!(?:19|20)\d\d(?!\d))\d+")
 """A number in a file name that is not a year: the index of a part."""
+
+_HEAD, _LONGEST_REASON = 1 << 10, 300
 
 HIDDEN = "hidden"
 """Reason of files and folders whose names begin with a dot."""
@@ -170,10 +183,10 @@ def discover_data(folder: str) -> FolderData:
         files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
         dialect = detected(os.path.join(folder, paths[0]), TEXT.settings)
-        taken = list(_text_files(place, paths, alone=not groups))
+        taken = dict(_text_files(folder, place, paths, alone=not groups))
         files += (replace(one, dialect=dialect) for one in taken)
-        if not any(one.paths == (place,) for one in taken):
-            left += ((path, _BESIDE_TABLES) for path in paths if (path,) not in {one.paths for one in taken})
+        covered = {path for some in taken.values() for path in some}
+        left += ((path, _BESIDE_TABLES) for path in paths if path not in covered)
     return FolderData(tuple(files), tuple(unread), _as_left(left), len(entries) <= MOST_ENTRIES)
 
 
@@ -211,13 +224,57 @@ def _table_in(
         key: tuple[Any, ...] = (place, pattern, form.name, columns, dialect)
         rows = samples.get(key) or first_rows(shard)
         if not rows:
-            raise ValueError("no rows")
-    except (UserError, ValueError, OSError, EOFError, LookupError, csv.Error, RecursionError, pa.ArrowException):
-        raise _NotReadError(f"not readable as {form.name}") from None
+            raise ValueError(_first_problem(shard))
+    except (
+        UserError,
+        ValueError,
+        OSError,
+        EOFError,
+        LookupError,
+        csv.Error,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        raise _NotReadError(_why_not_readable(os.path.join(folder, path), form.name, error)) from None
     image = _image_column(columns, rows, os.path.join(folder, place))
     if image is None and text_column(columns, rows) is None:
-        raise _NotReadError("no column of text")
+        raise _NotReadError(f"no column of text{_where_texts_are(rows)}")
     return (*key, image), rows
+
+
+def _first_problem(shard: Shard) -> str:
+    """Why the first row of an input cannot be read; empty if it has no rows."""
+    rows = format_named(shard.format).rows(shard, unwatched, Notes())
+    return next((value.message for _, value, *_ in rows if isinstance(value, Unreadable)), "it has no rows")
+
+
+def _why_not_readable(where: str, form: str, error: Exception) -> str:
+    """The reason why a file of a known format, or a folder with a dataset, cannot be read."""
+    if os.path.isfile(where):
+        with open(where, "rb") as file:
+            head = file.read(_HEAD)
+        if not head:
+            return "it is empty"
+        if (content := remedy_by_content(where, head)) is not None:
+            return content
+    return f"not readable as {form}: {error_line(error, _LONGEST_REASON)}"
+
+
+def _where_texts_are(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where the texts of rows without a column of text are; empty where none are found."""
+    if len(rows) == 1 and (remedy := remedy_of_one(rows[0], "FILE")):
+        return f": it is one object{remedy}"
+    for name, value in rows[0].items():
+        if isinstance(value, Mapping):
+            objects = [one for row in rows if isinstance(one := row.get(name), Mapping)]
+            inner = [{f"{name}.{key}": one for key, one in each.items()} for each in objects]
+            if (column := text_column(list(inner[0]), inner)) is not None:
+                return f", but a field of {name} may be one: text: {column[0]}"
+        if isinstance(value, list) and value and isinstance(value[0], Mapping) and is_message(value[0]):
+            return f", but {name} holds lists of messages: join the texts of each"
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return f", but {name} holds lists of texts: join those of each"
+    return ""
 
 
 def _as_left(left: Sequence[tuple[str, str]]) -> tuple[LeftFiles, ...]:
@@ -358,6 +415,8 @@ def _entries(folder: str, place: str, depth: int, left: list[tuple[str, str]]) -
         path = os.path.join(place, entry.name)
         if entry.name.startswith("."):
             left.append((path, HIDDEN))
+        elif entry.is_symlink() and (reason := _why_not_followed(os.path.join(folder, path), folder)):
+            left.append((f"{path}/" if entry.is_dir() else path, reason))
         elif entry.is_file():
             form = format_of(entry.name, pictures=True)
             if form is None:
@@ -367,11 +426,20 @@ def _entries(folder: str, place: str, depth: int, left: list[tuple[str, str]]) -
             else:
                 yield path, form
         elif not entry.is_dir():
-            left.append((path, "a link to nothing" if entry.is_symlink() else "not a regular file"))
+            left.append((path, "not a regular file"))
         elif entry.name in _SKIPPED:
             left.append((f"{path}/", "installed packages"))
         else:
             yield from _below(folder, path, depth, left)
+
+
+def _why_not_followed(path: str, folder: str) -> str:
+    """The reason why a link is not followed; empty for one to a file of the folder."""
+    if not os.path.exists(path):
+        return "a link to nothing"
+    if leads_out(path, folder):
+        return "a link out of the folder; follow_links: true reads what is behind it"
+    return "a link to another folder in it" if os.path.isdir(path) else ""
 
 
 def _why_not_read(name: str) -> str:
@@ -425,19 +493,24 @@ def _described(
     return DataFiles(paths, form, None, "", name, others, role, word, image, text or None)
 
 
-def _text_files(place: str, paths: Sequence[str], alone: bool) -> Iterator[DataFiles]:
-    """Text files as documents: a folder's together; a single file if its name has a role or there is no other data.
+def _text_files(
+    folder: str, place: str, paths: Sequence[str], alone: bool
+) -> Iterator[tuple[DataFiles, Sequence[str]]]:
+    """Text files as documents, with their paths: a folder's together, also the outermost one's if it has no tables.
 
-    A single text file next to tables usually describes them and holds no documents.
+    A text file whose name has a role is one document. Others next to tables usually describe them.
     """
     plain = DataFiles((), TEXT.name, None, "", None, (), None, "")
     named = {path: role_of(path) for path in paths}
     if place and len(paths) > 1:
-        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1], count=len(paths))
+        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1], count=len(paths)), paths
         return
     for path, (role, word) in named.items():
-        if role is not None or alone:
-            yield replace(plain, paths=(path,), role=role, word=word)
+        if role is not None:
+            yield replace(plain, paths=(path,), role=role, word=word), [path]
+    others = [path for path, (role, _) in named.items() if role is None]
+    if alone and others:
+        yield replace(plain, paths=_as_named(folder, others, f"*{TEXT.suffixes[0]}"), count=len(others)), others
 
 
 def _image_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], place: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -375,13 +376,23 @@ def parse(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector,
 
 def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     if isinstance(entry, dict) and len(entry) != 1:
-        raise UserError(f"detectors: one name an entry, got {len(entry)}: {', '.join(map(str, entry)) or 'none'}")
+        shown = _as_written(str(entry["name"]), {**entry, "name": None}) if "name" in entry else ""
+        raise UserError(
+            f"detectors: one name an entry, got {len(entry)}: {', '.join(map(str, entry)) or 'none'}{shown}"
+        )
     name, settings = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
     known = _registry.get(name)
     if known is None:
-        raise UserError(
-            retired("detector", str(name)) or f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}"
-        )
+        line, call = retired("detector", str(name)), _CALL.fullmatch(str(name))
+        if (
+            line is None
+            and call is not None
+            and (line := retired("detector", call[1])) is None
+            and call[1] in _registry
+        ):
+            given = dict(pair.split("=", 1) for pair in call[2].replace(" ", "").split(",") if "=" in pair)
+            line = f"unknown detector {name!r}{_as_written(call[1], given)}"
+        raise UserError(line or f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}")
     if settings is not None and not isinstance(settings, dict):
         raise UserError(
             f"detectors: {name} takes {{argument: value}}, got {settings!r}{_with_argument(name, settings)}"
@@ -398,6 +409,15 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
             raise UserError(f"detector {name}: {argument} is an empty list")
     for values in itertools.product(*choices):
         yield _detector(name, known, dict(zip(names, values, strict=True)))
+
+
+_CALL = re.compile(r"(\w+)\((.*)\)")  # how pages show a detector with arguments
+
+
+def _as_written(name: str, arguments: Mapping[str, Any]) -> str:
+    """The end of an error: a detector with arguments as a configuration has it."""
+    inner = ", ".join(f"{key}: {value}" for key, value in arguments.items() if value is not None)
+    return f"; did you mean {{{name}: {{{inner}}}}}?"
 
 
 def _with_argument(name: str, value: Any) -> str:

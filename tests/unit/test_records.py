@@ -184,7 +184,10 @@ def test_a_manifest_with_a_retired_setting_is_refused_with_what_to_do_instead_an
 
     rewrite(store, "manifest.json", change)
     line = user_error(read_run, store)
-    assert "manifest.json was written by seenset 0.1.0, and calibration weighted left in 1.0: take calibration" in line
+    assert (
+        "manifest.json was written by seenset 0.1.0, and calibration weighted was removed in 1.0: take calibration"
+        in line
+    )
     assert line.endswith("; start a new run directory with seenset run, or use that version")
     assert "damaged" not in line
 

@@ -21,7 +21,10 @@ from pipeline.trial.config import build_trial
 
 @pytest.mark.parametrize(("name", "instead"), RETIRED["detector"].items())
 def test_a_retired_detector_is_refused_with_what_to_take(name: str, instead: str) -> None:
-    assert user_error(parse_detectors, ["loss", {name: {"share": 0.1}}]) == f"detector {name} left in 1.0: {instead}"
+    assert (
+        user_error(parse_detectors, ["loss", {name: {"share": 0.1}}])
+        == f"detector {name} was removed in 1.0: {instead}"
+    )
     assert instead in user_error(parse_detectors, [name])
 
 
@@ -33,9 +36,9 @@ def test_a_retired_option_is_refused_with_what_to_do(
     if command == "preflight":
         with pytest.raises(SystemExit, match="2"):
             check_command(["any", name, "any"])
-        assert capsys.readouterr().err == f"preflight: option {option} left in 1.0: {instead}\n"
+        assert capsys.readouterr().err == f"preflight: option {option} was removed in 1.0: {instead}\n"
         return
-    assert refusal(capsys, command, "any", name, "any") == f"seenset: option {option} left in 1.0: {instead}\n"
+    assert refusal(capsys, command, "any", name, "any") == f"seenset: option {option} was removed in 1.0: {instead}\n"
 
 
 @pytest.mark.parametrize(("command", "instead"), RETIRED["command"].items())
@@ -43,7 +46,7 @@ def test_a_retired_option_is_refused_with_what_to_do(
 def test_a_retired_command_is_refused_with_what_to_do(
     capsys: pytest.CaptureFixture[str], command: str, instead: str, more: list[str]
 ) -> None:
-    assert refusal(capsys, command, *more) == f"seenset: command {command} left in 1.0: {instead}\n"
+    assert refusal(capsys, command, *more) == f"seenset: command {command} was removed in 1.0: {instead}\n"
 
 
 @pytest.mark.parametrize(("path", "instead"), RETIRED["setting"].items())
@@ -63,13 +66,13 @@ def test_a_retired_setting_is_refused_with_what_to_do(path: str, instead: str) -
     (section[0] if isinstance(section, list) else section)[key] = "any"
     where = path.replace("selections.", "selections.0.")
     assert user_error(build_config, given) in (
-        f"setting {path} left in 1.0: {instead}", f"setting {where} left in 1.0: {instead}",
+        f"setting {path} was removed in 1.0: {instead}", f"setting {where} was removed in 1.0: {instead}",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "instead"), RETIRED["calibration"].items())
 def test_a_retired_calibration_is_refused_wherever_it_is_written(name: str, instead: str, tmp_path: Path) -> None:
-    line = f"calibration {name} left in 1.0: {instead}"
+    line = f"calibration {name} was removed in 1.0: {instead}"
     selections = [{"name": "members", "detectors": ["loss"]}, {"name": "more", "detectors": ["loss"]}]
     corpus = {"audit": {"path": "audit.jsonl"}, "unseen": {"path": "unseen.jsonl"}}
     audit: dict[str, Any] = {"run": "run", "model": {"path": "model"}, "corpus": corpus, "selections": selections}
@@ -87,7 +90,7 @@ def test_a_retired_calibration_is_refused_wherever_it_is_written(name: str, inst
 @pytest.mark.parametrize(("name", "instead"), RETIRED["column"].items())
 def test_a_retired_column_of_scores_is_refused_and_a_detector_may_have_its_name(name: str, instead: str) -> None:
     scores = {role: pa.table({"loss": [1.0, 2.0], name: [1.0, 1.0]}) for role in ("audit", "unseen")}
-    line = f"column {name} left in 1.0: {instead}"
+    line = f"column {name} was removed in 1.0: {instead}"
     for detectors in (None, ["loss"]):
         assert user_error(seenset.select, scores["audit"], unseen=scores["unseen"], detectors=detectors) == (
             f"audit: {line}"
@@ -109,7 +112,7 @@ def test_a_file_of_a_retired_suffix_is_refused_alone_and_among_others(
         corpus = CorpusConfig.model_validate({"audit": {"path": str(tmp_path / path)}})
         line = user_error(find_inputs, corpus)
         assert line.startswith("corpus.audit: ")
-        assert line.endswith(f"a{suffix}: suffix {suffix} left in 1.0: {instead}")
+        assert line.endswith(f"a{suffix}: suffix {suffix} was removed in 1.0: {instead}")
     (tmp_path / f".hidden{suffix}").write_bytes(b"")
     (tmp_path / f"a{suffix}").rename(tmp_path / "a.arrows.bak")
     assert [entry.name for entry in find_inputs(corpus)] == [str(tmp_path / "b.jsonl")]
@@ -121,5 +124,5 @@ def test_init_names_the_files_of_a_retired_suffix(tmp_path: Path, suffix: str, i
     (tmp_path / f"audit{suffix}").write_bytes(b"")
     starter = audit_starter(str(tmp_path))
     (entry,) = (entry for entry in starter.contents if entry.taken_as is None)
-    assert f"suffix {suffix} left in 1.0: {instead}" in entry.reason
+    assert f"suffix {suffix} was removed in 1.0: {instead}" in entry.reason
     assert yaml.safe_load(starter.text)["corpus"]["unseen"]["path"] == "unseen.jsonl"

@@ -1,5 +1,6 @@
 """`seenset init` writes a configuration for the files that lie in a folder, which loads and plans as it stands."""
 
+import gzip
 import json
 import shutil
 import zipfile
@@ -285,6 +286,9 @@ def test_the_starter_of_a_trial_loads_and_never_takes_what_the_model_has_seen(tm
     assert config.contaminate.epochs == FinetuneConfig().epochs
 
 
+NUMBERS = "its array holds no object with named fields (a JSON int, not an object)"
+
+
 @pytest.mark.parametrize("option", [[], ["--trial"]])
 def test_a_folder_without_data_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: list[str]
@@ -296,9 +300,8 @@ def test_a_folder_without_data_is_one_line(
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "list.json").write_text("[\n1\n]\n")
     line = refusal(capsys, "init", tmp_path, *option)
-    assert line.endswith(
-        "list.json (not readable as json), numbers.csv (no column of text), table.xlsx (not read; save as .csv)\n"
-    )
+    rest = "numbers.csv (no column of text), table.xlsx (not read; save as .csv)"
+    assert line.endswith(f"list.json (not readable as json: list.json: {NUMBERS}), {rest}\n")
     assert not (tmp_path / ".seenset").exists()
 
 
@@ -394,7 +397,7 @@ def test_pictures_beside_texts_are_left_out_of_an_audit_of_texts(tmp_path: Path)
     write_pictures(tmp_path / "few", 1, captions=False, first=7)
     write(tmp_path / "few" / "one.txt", rows_of("t", 1))
     write(tmp_path / "few" / "other.txt", rows_of("u", 1))
-    assert corpus_of(tmp_path / "few") == {"audit": {"path": ["one.txt", "other.txt"]}}
+    assert corpus_of(tmp_path / "few") == {"audit": {"path": "*.txt"}}
     shutil.rmtree(tmp_path / "few")
     assert documents(started(tmp_path)) == {"audit": 4, "unseen": 4}
     assert "Left out: docs. They are pictures, and this audit is of texts." in (tmp_path / "audit.yaml").read_text()
@@ -440,6 +443,7 @@ def mixed_folder(folder: Path) -> Path:
     return folder
 
 
+MAGIC = "Parquet magic bytes not found in footer. Either the file is corrupted or this is not a parquet file."
 DOCX = (
     '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body><w:p><w:pPr><w:jc/></w:pPr>'
     "<w:r><w:t>First paragraph</w:t></w:r><w:del><w:r><w:delText>deleted</w:delText></w:r></w:del></w:p>"
@@ -473,7 +477,7 @@ def test_a_table_states_everything_found_and_why_it_is_not_taken(
         "run.sh": (1, None, "not read: no format of documents"),
         "note": (1, None, "not read: no format of documents"),
         "README.txt": (1, None, "by its name no documents"),
-        "broken.parquet": (1, None, "not readable as parquet"),
+        "broken.parquet": (1, None, f"not readable as parquet: broken.parquet is not a readable Parquet file: {MAGIC}"),
         "numbers.csv": (1, None, "no column of text"),
         "dangling.csv": (1, None, "a link to nothing"),
         "a/b/c/d/e/": (1, None, "not searched: deeper than 4 folders"),
@@ -518,6 +522,64 @@ def test_a_folder_without_documents_is_refused_with_what_it_holds(tmp_path: Path
     (tmp_path / "scan.pdf").write_bytes(b"")
     message = user_error(audit_starter, str(tmp_path))
     assert message.endswith("not taken: *.docx (50 files, not read; save as .txt), scan.pdf (not read; save as .txt)")
+
+
+def test_a_table_states_why_a_file_of_a_known_kind_is_not_taken(tmp_path: Path) -> None:
+    write(tmp_path / "good.jsonl", rows_of("a", 4))
+    quoted = "".join(f'{number}\t"Quoted" words begin this text\n' for number in range(9))
+    files = {
+        "commas.csv": b"id,text\n1,some words, and others\n",
+        "empty.csv": b"",
+        "packed.csv": gzip.compress(b"id,text\n1,some words\n"),
+        "quotes.tsv": f"id\ttext\n{quoted}".encode(),
+        "field.jsonl": json.dumps({"page": {"text": "some words of a text"}, "n": 1}).encode() + b"\n{}\n",
+        "chat.jsonl": json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode() + b"\n{}\n",
+        "whole.json": json.dumps({"data": [{"text": "some words"}]}).encode(),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    rows = {row.files: row.reason for row in audit_starter(str(tmp_path)).contents if row.taken_as is None}
+    assert rows["commas.csv"] == "not readable as csv: line 2 has 3 fields, and the header has 2"
+    assert rows["empty.csv"] == "it is empty"
+    assert rows["packed.csv"] == "by its first bytes it is a gzip file: rename it to packed.csv.gz"
+    assert "quoting: none" in rows["quotes.tsv"]
+    assert rows["field.jsonl"] == "no column of text, but a field of page may be one: text: page.text"
+    assert rows["chat.jsonl"] == "no column of text, but messages holds lists of messages: join the texts of each"
+    assert rows["whole.json"].startswith("no column of text: it is one object, whose data is a list of objects: jq")
+
+
+def test_links_out_of_the_folder_are_no_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "archive"
+    write(folder / "texts/a.txt", rows_of("a", 1))
+    write(folder / "texts/b.txt", rows_of("b", 1))
+    write(tmp_path / "other/secret.txt", rows_of("c", 1))
+    (folder / "k.txt").symlink_to("/proc/self/environ")
+    (folder / "away").symlink_to("../other")
+    (folder / "again").symlink_to("texts")
+    (folder / "c.txt").symlink_to("texts/a.txt")
+    assert corpus_of(folder)["audit"] == {"path": ["c.txt", "texts"]}
+    rows = {row.files: row.reason for row in audit_starter(str(folder)).contents if row.taken_as is None}
+    out = "a link out of the folder; follow_links: true reads what is behind it"
+    assert rows["k.txt"] == rows["away/"] == out
+    assert rows["again/"] == "a link to another folder in it"
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/.a.txt").write_text("some words")
+    assert refusal(capsys, "init", tmp_path / "hidden").endswith("; the folder holds hidden files alone\n")
+
+
+def test_text_files_of_the_folder_itself_are_one_glob(tmp_path: Path) -> None:
+    for number in range(50):
+        write(tmp_path / f"{number}.txt", rows_of("a", 1))
+        (tmp_path / f"{number}.docx").write_bytes(b"PK")
+    assert corpus_of(tmp_path)["audit"] == {"path": "*.txt"}
+    rows = {row.files: (row.count, row.taken_as) for row in audit_starter(str(tmp_path)).contents}
+    assert rows["*.txt"] == (50, "audit")
+    (tmp_path / "README.txt").write_text("what is here")
+    assert (
+        audit_starter(str(tmp_path))
+        .contents[0]
+        .files.endswith(", 10.txt, 11.txt, 12.txt, 13.txt, 14.txt, 15.txt and 42 more")
+    )
 
 
 def test_the_lines_of_the_page_join_kinds_of_files_into_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

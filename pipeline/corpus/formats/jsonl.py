@@ -116,10 +116,10 @@ def _remedy(shard: Shard) -> str:
         return "; remove the comma behind each object"
     if behind:
         return f"; write each object on a line of its own: jq -c . {file} > lines.jsonl"
-    return f"; it is one object over several lines{_remedy_of_one(value, file)}"
+    return f"; it is one object over several lines{remedy_of_one(value, file)}"
 
 
-def _remedy_of_one(row: Mapping[str, Any], file: str) -> str:
+def remedy_of_one(row: Mapping[str, Any], file: str) -> str:
     """What to do with a file that is one object; empty where none of its fields holds the documents."""
     lists = [name for name, held in row.items() if isinstance(held, list) and held and isinstance(held[0], Mapping)]
     if lists:
@@ -149,7 +149,7 @@ def check_first_rows(
         UserError: a column is missing, several rows from the first on lack the content, or it is of another kind.
     """
     if len(rows) == 1 and (held := base.field_of(rows[0], source.content, base.MISSING)) is not None:
-        remedy = _remedy_of_one(rows[0], quote(os.path.basename(name)))
+        remedy = remedy_of_one(rows[0], quote(os.path.basename(name)))
         if remedy and (
             held is base.MISSING or (base.holds_texts(source) and (isinstance(held, list) or _is_numbered(held)))
         ):

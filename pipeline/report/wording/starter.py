@@ -18,6 +18,7 @@ NO_MODEL = "This folder holds no model folder and no .gguf file: replace this hu
 NOT_NEEDED = "Not needed here."
 ONE_A_FILE = "one document a file"
 EMPTY = "; the folder is empty"
+ALL_HIDDEN = "; the folder holds hidden files alone"
 
 LISTED = 8
 """Maximum number of names in a line."""
