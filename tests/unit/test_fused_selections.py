@@ -175,13 +175,16 @@ def test_clean_documents_are_sought_with_the_roles_exchanged() -> None:
 
 @pytest.mark.parametrize("fused", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}])
 def test_storey_behind_a_learnt_score_estimates_the_share_of_nulls(fused: dict[str, Any]) -> None:
-    known, audit, _ = documents(6, shift=3.0)
-    plain, storey = (verdict_of(known, audit, alpha=0.1, step_up=step, **fused) for step in ("bh", "storey"))
-    assert np.array_equal(plain.p, storey.p)
-    assert (plain.answer.factor, plain.answer.resolution(50)[1]) == (1, 997), "half of them calibrate"
-    # among 30 calibration documents the first p-value of at least a half is 16 / 31
-    assert storey.answer.factor == pytest.approx((1 + (storey.p >= 0.5).sum()) / (80 * (1 - 16 / 31)))
-    assert storey.selected.sum() > plain.selected.sum()
+    found = np.zeros(2)
+    for seed in range(6, 10):  # in one draw of ten both select nothing
+        known, audit, _ = documents(seed, shift=3.0)
+        plain, storey = (verdict_of(known, audit, alpha=0.1, step_up=step, **fused) for step in ("bh", "storey"))
+        assert np.array_equal(plain.p, storey.p)
+        assert (plain.answer.factor, plain.answer.resolution(50)[1]) == (1, 997), "half of them calibrate"
+        # among 30 calibration documents the first p-value of at least a half is 16 / 31
+        assert storey.answer.factor == pytest.approx((1 + (storey.p >= 0.5).sum()) / (80 * (1 - 16 / 31)))
+        found += plain.selected.sum(), storey.selected.sum()
+    assert found[1] > found[0]
     assert "estimated from the audit itself" in storey.answer.promise
     assert storey.answer.guarantee == "finite-sample"
     half = verdict_of(known, audit, alpha=0.1, step_up="storey", lambda_=0.25, **fused)

@@ -69,9 +69,9 @@ def counted_passes(values: np.ndarray) -> int:
     return len(passes)
 
 
-def test_ordinary_p_values_take_two_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
+def test_ordinary_p_values_take_two_or_three_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
     rng = np.random.default_rng(0)
-    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]), N)) == 2
+    assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]), N)) <= 3
     m = 4_000
     for last in (1.0, 1.001):  # the least holds, or none does
         hopeless = np.arange(1, m + 1) / m * 0.1 * 1.001  # each a hair above its level, and near enough for its bin

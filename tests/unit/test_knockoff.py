@@ -200,9 +200,9 @@ def test_equal_spreads_and_no_documents_have_a_scale_and_unequal_ones_need_twent
 
 def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_stays_as_it_is() -> None:
     rng, column, k = np.random.default_rng(5), "knockoff(base=loss, draws=10, combine=simultaneous)", 11
-    each = np.exp(rng.normal(0, 1, 400))
+    each = np.exp(rng.normal(0, 2, 400))
     scores = rng.normal(size=(400, k)) * each[:, None]
-    scores[370:, 0] += 3 * each[370:]
+    scores[370:, 0] += 4 * each[370:]
     w = compete(torch.from_numpy(scores[:, 0]), torch.from_numpy(scores[:, 1:].T)).numpy()
     v = np.sort(scores, axis=1)[:, :-1].var(axis=1, ddof=1)
     columns, audit = {column: w, spread_column(column): v}, np.arange(200, 400)
@@ -214,7 +214,7 @@ def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_s
     for verdict, statistic in ((without, w[audit]), (within, w[audit] / shrunk(v[audit], k))):
         cut = by_sorting(list(statistic), Fraction(1, 10) * 10)
         assert (verdict.selected == is_selected(statistic, cut)).all()
-    assert within.selected[170:].sum() >= without.selected[170:].sum() + 10
+    assert within.selected[170:].sum() >= without.selected[170:].sum() + 10, "24 more on average, with an sd of 4"
     assert (within.p == without.p).all()
     assert within.answer.guarantee == without.answer.guarantee == "heuristic"
     assert within.answer.details.keys() == {"scale_kept", "smallest_scaled_w_selected"}

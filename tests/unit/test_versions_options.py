@@ -141,8 +141,11 @@ def test_a_run_permutes_the_options_of_a_benchmark_and_counts_what_it_leaves_out
     tmp_path: Path, tiny_model_folder: Path, suffix: str
 ) -> None:
     rng = np.random.default_rng(0)
+    drawn = [
+        rng.permutation(list(itertools.combinations(WORDS[:20], size)))[:15] for size in (3, 4)
+    ]  # no two items have the same
     rows = [
-        {"question": f"Which is {number}?", "choices": [WORDS[i] for i in rng.permutation(20)[: 3 + number % 2]]}
+        {"question": f"Which is {number}?", "choices": rng.permutation(drawn[number % 2][number // 2]).tolist()}
         for number in range(30)
     ]
     rows += [rows[0], *({"question": "How many?", "choices": one} for one in (["3", "4"], ["mild", "None of these"]))]
@@ -153,6 +156,6 @@ def test_a_run_permutes_the_options_of_a_benchmark_and_counts_what_it_leaves_out
     counted = sum((Counter(receipt.reasons) for receipt in read_receipts(store, "score")), Counter[str]())
     assert counted == {"options_ordered": 1, "options_refer": 1}
     assert ended("verdict", tmp_path / "run") == 0
-    assert store.read_json("verdict.json")["versions"]["documents"] == 30
+    assert store.read_json("verdict.json")["versions"]["documents"] == 30, "no two have the same options"
     assert ended("pack", tmp_path / "run", tmp_path / "bundle") == 0
     assert ended("verify", tmp_path / "bundle") == 0

@@ -77,8 +77,8 @@ def settings(folder: Path, model: Path, path: Path, **source: Any) -> dict[str, 
 def test_a_run_permutes_the_rows_of_a_file_in_whichever_format_and_however_shards_are_cut(
     tmp_path: Path, tiny_model_folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rng = np.random.default_rng(0)
-    rows = [{"item": " ".join(WORDS[i] for i in rng.integers(20, size=4))} for _ in range(103)]
+    codes = np.random.default_rng(0).choice(20**4, 103, replace=False)  # no two rows are equal
+    rows = [{"item": " ".join(WORDS[code // 20**place % 20] for place in range(4))} for code in codes.tolist()]
     rows[10:15] = [rows[10]] * 5
     rows[22] = {"item": " "}
     given = {**settings(tmp_path, tiny_model_folder, write_items(tmp_path, suffix, rows)), "error_budget": 0.1}
