@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import Abort, TyperException
 
 from pipeline.config.retired import retired
+from pipeline.corpus.reasons import FAULTS
 from pipeline.errors import (
     ExitCode,
     UserError,
@@ -156,8 +157,8 @@ def run(
         typer.Option(
             "--retry",
             metavar="REASON",
-            help="Score documents again that are in quarantine for REASON, whose fault is over: model_error, "
-            "out_of_memory, non_finite_score, or all of these. May be repeated.",
+            help=f"Score documents again that are in quarantine for REASON, whose fault is over: {', '.join(FAULTS)}, "
+            "or all of these. May be repeated.",
         ),
     ] = None,
 ) -> None:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from pipeline.audit.repair import withdraw_shard
 from pipeline.config.audit import AuditConfig
+from pipeline.corpus.reasons import FAULTS
 from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, StopError, one_line
 from pipeline.stages.base import Stage
-from pipeline.stages.events import FAULTS, Advance, kind_of_message
+from pipeline.stages.events import Advance, kind_of_message
 from pipeline.stages.process import filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts

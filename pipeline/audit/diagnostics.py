@@ -20,6 +20,7 @@ from pipeline.audit.summary import (
 )
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.corpus.reasons import Reason
 from pipeline.errors import DamagedError, UserError
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.blind import TOKENS, WORDS, untested
@@ -120,7 +121,7 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
 
 def _duplicates_diagnostic(scored: Scored) -> CountDiagnostic:
     """The check for repeated ids, which leave the guarantee intact: they are quarantined and count with p = 1."""
-    count = sum(scored.quarantined(role)["duplicate_id"] for role in ("audit", "unseen", "seen"))
+    count = sum(scored.quarantined(role)[Reason.DUPLICATE_ID] for role in ("audit", "unseen", "seen"))
     outcome = Outcome.INCONCLUSIVE if count else Outcome.PASSED
     return CountDiagnostic(outcome=outcome, sentence=wording.repeated_ids_sentence(count), count=count)
 

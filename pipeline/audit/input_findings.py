@@ -14,7 +14,8 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import suggested_encoding
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.options import LEFT_OUT
+from pipeline.corpus.options import cause_of
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.report.wording import documents as wording
 from pipeline.report.wording.files import other_encoding
@@ -57,9 +58,9 @@ class InputFindings(Record):
     left_out: dict[str, int] = Field(
         {},
         exclude_if=lambda left_out: not left_out,
-        description="Reason -> number of documents whose orders are not equally likely; left out where there are none.",
+        description="Cause -> number of documents that are not permutable; left out where there are none.",
     )
-    example: str = Field("", exclude_if=lambda text: not text, description="The first of these reasons in words.")
+    example: str = Field("", exclude_if=lambda text: not text, description="The message of the first of them.")
     notes: dict[str, tuple[int, int]] = Field({}, description="Kind of note -> their number, and the first place.")
 
     @property
@@ -76,7 +77,7 @@ class InputFindings(Record):
     def stops(self) -> bool:
         """Whether the input is not what its settings say: no document can be read, or half of them are broken."""
         bad = sum(self.reasons.values())
-        return bad == self.documents or self.reasons.get("undecodable", 0) >= max(_LEAST, self.documents / 2)
+        return bad == self.documents or self.reasons.get(Reason.UNDECODABLE, 0) >= max(_LEAST, self.documents / 2)
 
     def lines(self, error_budget: float) -> list[str]:
         """A line for each finding, with the prefix of a warning or a note."""
@@ -103,7 +104,7 @@ class _Tally:
     misfits: int = 0  # documents that are not in the encoding of the input
     reasons: Counter[str] = field(default_factory=Counter)
     problem: str = ""
-    left_out: Counter[str] = field(default_factory=Counter)  # items with options whose orders are not equally likely
+    left_out: Counter[str] = field(default_factory=Counter)  # documents that are not permutable, by cause
     example: str = ""
     notes: Notes = field(default_factory=Notes)
 
@@ -125,10 +126,10 @@ class DocumentTally:
                 yield document
                 continue
             reason, message = document.problem
-            tally.misfits += reason == "undecodable"
-            if reason in LEFT_OUT:
+            tally.misfits += reason == Reason.UNDECODABLE
+            if reason == Reason.NOT_PERMUTABLE:
                 tally.example = tally.example or message
-                tally.left_out[reason] += 1
+                tally.left_out[cause_of(message)] += 1
             else:
                 tally.problem = tally.problem or message
                 tally.reasons[reason] += 1

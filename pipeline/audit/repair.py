@@ -10,7 +10,9 @@ from itertools import islice
 
 from pipeline.audit.scored import Each
 from pipeline.config.corpus import Role
+from pipeline.config.retired import retired
 from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
+from pipeline.corpus.reasons import FAULTS, Reason
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
@@ -18,7 +20,6 @@ from pipeline.errors import DamagedError, UserError, error_line
 from pipeline.report.wording.files import read_again, unreadable
 from pipeline.stages import SCORING
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import FAULTS
 from pipeline.stages.process import changed_input, filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, check_filed, made_again, read_receipt, read_receipts, withdraw_receipt
@@ -150,9 +151,12 @@ def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
         UserError: a reason that would recur in another attempt.
     """
     for reason in reasons:
+        if (line := retired("reason", reason)) is not None:
+            raise UserError(line)
         if reason not in (*FAULTS, ALL):
             known = ", ".join((*FAULTS, ALL))
-            raise UserError(f"--retry must be one of {known}, got {reason!r}: others would recur")
+            why = next((f" ({one.sentence.removesuffix('.')})" for one in Reason if one == reason), "")
+            raise UserError(f"--retry must be one of {known}, got {reason!r}{why}: others would recur")
     return FAULTS if ALL in reasons else tuple(dict.fromkeys(reasons))
 
 

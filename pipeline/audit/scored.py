@@ -20,7 +20,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_duplicates import stack_sketches
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.options import LEFT_OUT as OPTIONS_LEFT_OUT
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
 from pipeline.errors import IncompleteError, UserError, one_line
@@ -47,8 +47,7 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
     reasons = Counter[str]()
     for role in ROLES:
         reasons.update(scored.quarantined(role))
-    for reason in OPTIONS_LEFT_OUT:  # left out by rule from valid items
-        del reasons[reason]
+    del reasons[Reason.NOT_PERMUTABLE]  # left out by rule from valid items
     if reasons.total() > config.error_budget * total:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         raise IncompleteError(
@@ -169,7 +168,7 @@ class Scored:
         for receipt in self.of(role):
             reasons.update(receipt.reasons)
             if receipt.shard in self.duplicates:
-                reasons["duplicate_id"] += len(self.duplicates[receipt.shard])
+                reasons[Reason.DUPLICATE_ID] += len(self.duplicates[receipt.shard])
         return reasons
 
 
@@ -303,7 +302,7 @@ def _write_duplicates(scored: Scored) -> None:
             fixed = {
                 "source": scored.shards[receipt.shard].name,
                 "stage": SCORING,
-                "reason": "duplicate_id",
+                "reason": Reason.DUPLICATE_ID,
                 "message": REPEATED_ID,
             }
             columns = {

@@ -35,6 +35,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.corpus.documents import read_shard, text_key
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.selection.procedures import procedure_of
@@ -202,7 +203,7 @@ class _Packing:
             parts.append(read_filed(store, receipt, names, receipt.quarantine))
         if receipt.shard in self.scored.duplicates:
             repeated = read_filed(store, receipt, names[:2]).take(pa.array(self.scored.duplicates[receipt.shard]))
-            parts.append(repeated.append_column("reason", pa.array(["duplicate_id"] * len(repeated))))
+            parts.append(repeated.append_column("reason", pa.array([Reason.DUPLICATE_ID] * len(repeated))))
         for table in parts:
             calibrates = pa.array([False] * len(table))
             yield {"id": table["doc_id"], "row": table["row"], "reason": table["reason"], "calibrates": calibrates}

@@ -50,6 +50,12 @@ SETTINGS: Mapping[str, str] = {
 }
 """By path, without positions in lists."""
 
+REASONS: Mapping[str, str] = dict.fromkeys(
+    ("options_number", "options_equal", "options_ordered", "options_refer", "rows_equal"),
+    "its name is not_permutable, and the message of the document states the cause, which another attempt meets again",
+)
+"""Of quarantine."""
+
 SUFFIXES: Mapping[str, str] = {
     ".arrows": "rename the file to .arrow",
     ".feather": "rename the file to .arrow",
@@ -62,6 +68,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
     "command": COMMANDS,
     "detector": DETECTORS,
     "option": OPTIONS,
+    "reason": REASONS,
     "setting": SETTINGS,
     "suffix": SUFFIXES,
 }

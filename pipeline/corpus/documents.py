@@ -24,6 +24,7 @@ from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, encodab
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import orders_of, window_orders
 from pipeline.corpus.pictures import picture_bytes, picture_problem
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
 
@@ -209,7 +210,7 @@ def _rows_of_role(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
         if role == shard.role:
             yield row, text, identity, group, label, caption
         elif role is None and shard.role == "unseen":
-            unlabelled = Unreadable("no_label", f"no label in column {shard.label_column!r}")
+            unlabelled = Unreadable(Reason.NO_LABEL, f"no label in column {shard.label_column!r}")
             yield row, text if isinstance(text, Unreadable) else unlabelled, identity, group, label, caption
 
 
@@ -286,7 +287,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
         return versions
     versions = replace(versions, texts=tuple(transform(text, change) for text in versions.texts))
     blank = not all(map(str.strip, versions.texts))
-    return Unreadable("empty", "nothing is left of a version by text_transform") if blank else versions
+    return Unreadable(Reason.EMPTY, "nothing is left of a version by text_transform") if blank else versions
 
 
 def _caption(shard: Shard, caption: Any) -> str | Unreadable:
@@ -324,7 +325,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
         if not text.strip():
-            problem = Unreadable("empty", "nothing is left of it by text_transform")
+            problem = Unreadable(Reason.EMPTY, "nothing is left of it by text_transform")
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message))
     return Document(row, doc_id, text, label, scores=scores)
@@ -347,7 +348,7 @@ def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, .
         except (TypeError, ValueError, OverflowError):
             score = math.nan
         if not math.isfinite(score):
-            return Unreadable("non_finite_score", f"column {column!r} holds {value!r:.40}, not a finite number")
+            return Unreadable(Reason.NON_FINITE_SCORE, f"column {column!r} holds {value!r:.40}, not a finite number")
         scores.append(score)
     return tuple(scores)
 
@@ -357,11 +358,11 @@ def ids_text(value: Any) -> str | Unreadable:
     if isinstance(value, Unreadable):
         return value
     if not isinstance(value, list):
-        return Unreadable("not_text", f"{type(value).__name__}, not a list of token ids")
+        return Unreadable(Reason.NOT_TEXT, f"{type(value).__name__}, not a list of token ids")
     for one in value:
         if type(one) is not int or one < 0:
-            return Unreadable("not_text", f"{one!r:.40} is no token id: an id is an integer from 0")
-    return " ".join(map(str, value)) if value else Unreadable("empty", "no token ids")
+            return Unreadable(Reason.NOT_TEXT, f"{one!r:.40} is no token id: an id is an integer from 0")
+    return " ".join(map(str, value)) if value else Unreadable(Reason.EMPTY, "no token ids")
 
 
 def _answer_score(answers: Any, target: Any) -> Any:
@@ -384,15 +385,19 @@ def _too_large(text: Any, shard: Shard) -> Unreadable | None:
 def problem_of(text: Any) -> Unreadable | None:
     """Why a value is not a text that can be scored; None if it is."""
     if text is None:
-        return Unreadable("not_text", "no text in this row")
+        return Unreadable(Reason.NOT_TEXT, "no text in this row")
     if not isinstance(text, str):
-        return Unreadable("not_text", f"{type(text).__name__}, not text")
+        return Unreadable(Reason.NOT_TEXT, f"{type(text).__name__}, not text")
     if not (text.replace("\0", " ") if "\0" in text else text).strip():
-        return Unreadable("empty", "nothing but white space" if "\0" not in text else "nothing but null characters")
+        return Unreadable(
+            Reason.EMPTY, "nothing but white space" if "\0" not in text else "nothing but null characters"
+        )
     try:
         text.isascii() or text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return Unreadable("undecodable", f"character {error.start} is {text[error.start]!a}: not valid Unicode text")
+        return Unreadable(
+            Reason.UNDECODABLE, f"character {error.start} is {text[error.start]!a}: not valid Unicode text"
+        )
     return None
 
 

@@ -55,6 +55,7 @@ from pipeline.corpus.links import (
     links_on_the_way,
     matches_behind,
 )
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.errors import SettingError, UserError, error_line, nearest, not_opened
 
@@ -485,7 +486,9 @@ def _check_scores(whole: Shard) -> None:
         UserError: none of them has scores.
     """
     first = list(itertools.islice(read_shard(whole), _FIRST))
-    problems = [one.problem[1] for one in first if one.problem is not None and one.problem[0] == "non_finite_score"]
+    problems = [
+        one.problem[1] for one in first if one.problem is not None and one.problem[0] == Reason.NON_FINITE_SCORE
+    ]
     if first and len(problems) == len(first):
         raise UserError(f"{whole.name}: none of the first {len(first)} documents has a score: {problems[0]}")
 

@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.config.corpus import fill_template
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.marks import marks_of
+from pipeline.corpus.reasons import Reason
 
 MOST_OPTIONS = 7
 MOST_ORDERS = 24
@@ -24,9 +25,6 @@ MOST_ORDERS = 24
 
 COLUMNS = 4
 """Number of sets of positions whose orders are the versions of a run of rows."""
-
-LEFT_OUT = frozenset({"options_number", "options_equal", "options_ordered", "options_refer", "rows_equal"})
-"""Reasons why a document is left out by rule; they are not errors of its rows."""
 
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -73,10 +71,10 @@ def orders_of(
         keep_marks: whether what looks like a mark is a part of its option.
     """
     if not isinstance(options, (list, tuple)) or not all(isinstance(one, str) and one.strip() for one in options):
-        return Unreadable("not_text", f"column {column!r} holds no list of texts")
+        return Unreadable(Reason.NOT_TEXT, f"column {column!r} holds no list of texts")
     for name, value in values.items():
         if value is None:
-            return Unreadable("not_text", f"no value in column {name!r}")
+            return Unreadable(Reason.NOT_TEXT, f"no value in column {name!r}")
     marks = None if keep_marks else marks_of(options)
     before = [f"{letter}. " for letter in string.ascii_uppercase]
     if marks is not None:
@@ -102,18 +100,28 @@ def why_left_out(options: Sequence[str]) -> Unreadable | None:
     """Why the orders of some options are not equally likely; None if they may be. Does not depend on the order."""
     options = sorted(options)
     if not 2 <= len(options) <= MOST_OPTIONS:
-        return Unreadable("options_number", f"{len(options)} options; 2 to {MOST_OPTIONS} are permuted")
+        return _not_permutable("too few or many options", f"{len(options)}; 2 to {MOST_OPTIONS} are permuted")
     if len({one.strip().casefold() for one in options}) < len(options):
-        return Unreadable("options_equal", "two options are equal")
+        return _not_permutable("equal options", "two are equal")
     if refers := [one for one in options if _REFERS.search(one.strip())]:
-        return Unreadable("options_refer", f"option {refers[0][:40]!r} refers to others or has a place of its own")
+        detail = f"{refers[0][:40]!r} refers to others or has a place of its own"
+        return _not_permutable("options that refer to others", detail)
     words = [one.casefold().split() for one in options]
     numbers = [[word for word in each if _NUMBER.fullmatch(word.strip(".,;()"))] for each in words]
     others = [tuple(word for word in each if not _NUMBER.fullmatch(word.strip(".,;()"))) for each in words]
     measures = all(word.strip(".,;()") in _MEASURES.split() for each in others for word in each)
     if all(numbers) and (measures or len(set(others)) == 1):
-        return Unreadable("options_ordered", "all options are numbers, dates or measures, which have an order")
+        return _not_permutable("ordered options", "all are numbers, dates or measures, which have an order")
     return None
+
+
+def _not_permutable(cause: str, detail: str) -> Unreadable:
+    return Unreadable(Reason.NOT_PERMUTABLE, f"{cause}: {detail}")
+
+
+def cause_of(message: str) -> str:
+    """What keeps the orders of a document from being its versions, as in "equal options", from its message."""
+    return message.partition(":")[0]
 
 
 def window_orders(
@@ -144,7 +152,7 @@ def window_orders(
         versions["\n".join(version)] += 1
     # With equal rows every text has the same number of orders; rows with line breaks may violate this.
     if len(versions) < 2 or len(set(versions.values())) > 1:
-        return Unreadable("rows_equal", f"orders of {len(texts)} row{'s' * (len(texts) != 1)} give the same text")
+        return _not_permutable("equal rows", f"orders of {len(texts)} row{'s' * (len(texts) != 1)} give the same text")
     published, *_ = versions  # permutations begin with the order as it stands
     ordered = sorted(versions, key=lambda text: sha256(text.encode(errors="surrogatepass")).digest())
     return ordered, ordered.index(published)

@@ -18,6 +18,7 @@ import fsspec
 import numpy as np
 
 from pipeline.corpus.links import is_special, leads_out
+from pipeline.corpus.reasons import Reason
 from pipeline.errors import error_line
 
 if TYPE_CHECKING:
@@ -58,13 +59,13 @@ def picture_bytes(value: Any, folder: str, most: int, follow: bool = False) -> b
     if isinstance(value, str):
         value = file_beside(value, folder, most, follow)
     if value is None:
-        return "not_picture", "no picture in this row"
+        return Reason.NOT_PICTURE, "no picture in this row"
     if isinstance(value, tuple):
         return value
     if not isinstance(value, bytes):
-        return "not_picture", f"{type(value).__name__}, not a picture"
+        return Reason.NOT_PICTURE, f"{type(value).__name__}, not a picture"
     if len(value) > most:
-        return "too_large", f"{len(value):,} bytes, more than limits.document_bytes, which is {most:,}"
+        return Reason.TOO_LARGE, f"{len(value):,} bytes, more than limits.document_bytes, which is {most:,}"
     return value
 
 
@@ -79,26 +80,26 @@ def file_beside(name: str, folder: str, most: int, follow: bool = False) -> byte
     """
     shown = repr(name if len(name) <= 200 else f"{name[:197]}...")
     if "://" in name or os.path.isabs(name) or "\0" in name or not folder:
-        return "not_picture", f"{shown} is no path beside the file that names it: other places are not read"
+        return Reason.NOT_PICTURE, f"{shown} is no path beside the file that names it: other places are not read"
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
-        return "not_picture", f"{ascii(name)[:200]} is no name of a file"
+        return Reason.NOT_PICTURE, f"{ascii(name)[:200]} is no name of a file"
     fs, root = fsspec.core.url_to_fs(folder)
     path = os.path.normpath(os.path.join(root, name))
     if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
         if leads_out(path, root) and (is_special(path) or not follow):
-            return "not_picture", f"{shown} leads out of the folder of the file that names it"
+            return Reason.NOT_PICTURE, f"{shown} leads out of the folder of the file that names it"
         if os.path.exists(path) and not os.path.isfile(path):
-            return "not_picture", f"{shown} is no regular file"
+            return Reason.NOT_PICTURE, f"{shown} is no regular file"
     if os.path.commonpath([os.path.normpath(root), path]) != os.path.normpath(root):
-        return "not_picture", f"{shown} leads out of the folder of the file that names it"
+        return Reason.NOT_PICTURE, f"{shown} leads out of the folder of the file that names it"
     try:
         with fs.open(path, "rb") as file:
             data: bytes = file.read(most + 1)
             return data
     except OSError as error:
-        return "not_picture", f"cannot read {shown}: {error.strerror or error_line(error)}"
+        return Reason.NOT_PICTURE, f"cannot read {shown}: {error.strerror or error_line(error)}"
 
 
 def picture_problem(data: bytes, pixels: int) -> Problem | None:
@@ -111,22 +112,28 @@ def picture_problem(data: bytes, pixels: int) -> Problem | None:
     from PIL import Image
 
     if not data:
-        return "empty", "a picture of 0 bytes"
+        return Reason.EMPTY, "a picture of 0 bytes"
     try:
         with _opened(data) as image:
             width, height = image.size
             if width * height > pixels:
-                return "too_large", f"{width} x {height} pixels, more than limits.picture_pixels, which is {pixels:,}"
+                return (
+                    Reason.TOO_LARGE,
+                    f"{width} x {height} pixels, more than limits.picture_pixels, which is {pixels:,}",
+                )
             if not width * height:
-                return "empty", f"{width} x {height} pixels"
+                return Reason.EMPTY, f"{width} x {height} pixels"
             if image.mode in ("I", "F"):  # Pillow would convert them to all white or all black
-                return "undecodable", "its pixels are numbers of 32 bits, of which none says what is black or white"
+                return (
+                    Reason.UNDECODABLE,
+                    "its pixels are numbers of 32 bits, of which none says what is black or white",
+                )
             if getattr(image, "is_animated", False) and image.format in _ANIMATED:
-                return "animated", f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
+                return Reason.ANIMATED, f"{getattr(image, 'n_frames', 2)} frames, and one is asked about"
     except Image.DecompressionBombError as error:
-        return "too_large", f"{str(error).split(',')[0]}, which Pillow has for all pictures"
+        return Reason.TOO_LARGE, f"{str(error).split(',')[0]}, which Pillow has for all pictures"
     except Exception as error:  # decoders raise any exception of their parsers
-        return "undecodable", f"not a picture: {error_line(error, 200)}"
+        return Reason.UNDECODABLE, f"not a picture: {error_line(error, 200)}"
     return None
 
 

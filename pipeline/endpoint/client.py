@@ -25,6 +25,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
+from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.keys import error_without_key, key_of, masked, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
@@ -55,7 +56,7 @@ class Fault(Exception):
 class Refusal(Exception):
     """The endpoint rejects this request permanently, or no answer to it will be usable."""
 
-    def __init__(self, message: str, reason: str = "model_error") -> None:
+    def __init__(self, message: str, reason: str = Reason.MODEL_ERROR) -> None:
         super().__init__(message)
         self.reason = reason  # of the document in quarantine
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.client import MOST_COUNTED, Fault, Refusal, reported_usage
 from pipeline.endpoint.token_texts import (
     REPLACED,
@@ -37,9 +38,6 @@ HIGHEST = 1e-3
 
 LOWEST = -1000.0
 """Lowest believed log-probability: servers write -9999 or the lowest number of a type in the place of -inf."""
-
-NOT_FINITE = "non_finite_score"
-"""Reason of a document with a value that is no log-probability."""
 
 COVERED, COVERED_OTHERS = 0.9, 0.5
 """Smallest share of a text's ASCII characters in the tokens of an answer, and of all characters where most are others,
@@ -423,7 +421,10 @@ def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[floa
     number = _number_of_tokens(answer, text, form)
     values = answer.values[:number]
     if values and values[0] is not None and None in answer.values[number:]:
-        raise Refusal("its first log-probability is given and its last is not: the list is shifted by one", NOT_FINITE)
+        raise Refusal(
+            "its first log-probability is given and its last is not: the list is shifted by one",
+            Reason.NON_FINITE_SCORE,
+        )
     if values and (values[0] is None or not form.unlisted):
         values = values[1:]
     return [_checked(value, place, len(values)) for place, value in enumerate(values, 1)]
@@ -495,13 +496,13 @@ def _check_covered(pieces: Sequence[Piece], folded: Sequence[str], text: str) ->
 def _checked(value: Any, place: int, number: int) -> float:
     where = f"log-probability {place} of {number}"
     if value is None:
-        raise Refusal(f"{where} is missing", NOT_FINITE)
+        raise Refusal(f"{where} is missing", Reason.NON_FINITE_SCORE)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Refusal(f"{where} is no number: {str(value)[:40]!r}", NOT_FINITE)
+        raise Refusal(f"{where} is no number: {str(value)[:40]!r}", Reason.NON_FINITE_SCORE)
     try:
         number_read = float(value)
     except OverflowError:
         number_read = math.inf if value > 0 else -math.inf
     if not LOWEST < number_read <= HIGHEST:
-        raise Refusal(f"{where} is {number_read:g}, outside ({LOWEST:g}, 0]", NOT_FINITE)
+        raise Refusal(f"{where} is {number_read:g}, outside ({LOWEST:g}, 0]", Reason.NON_FINITE_SCORE)
     return min(0.0, number_read)

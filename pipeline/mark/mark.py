@@ -34,6 +34,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
 from pipeline.corpus.formats.base import RowEdits, TextEdit
 from pipeline.corpus.inputs import InputFile, find_inputs
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard, whole_shard
 from pipeline.errors import SettingError, UserError, error_line
 from pipeline.export.place import source_place
@@ -337,7 +338,7 @@ def _nothing_marked(request: MarkRequest, archive: _Archive) -> str:
     reasons = Counter(reason for _, reason in archive.unmarked)
     counts = ", ".join(f"{count:,}: {reason}" for reason, count in reasons.most_common(_REASONS))
     what = f"none of the {len(archive.unmarked):,} documents can be marked ({counts})"
-    if reasons.get("undecodable", 0) > len(archive.unmarked) / 2:
+    if reasons.get(Reason.UNDECODABLE, 0) > len(archive.unmarked) / 2:
         return f"{what}; --encoding names another encoding than {Dialect(request.encoding).label}"
     if request.model is not None:
         return f"{what}; {request.model} writes fewer than {request.versions:,} different versions: take another"

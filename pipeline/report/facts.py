@@ -24,6 +24,7 @@ from pipeline.audit.summary import Summary
 from pipeline.audit.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
@@ -233,7 +234,7 @@ def _quarantine(store: Store, receipts: Sequence[Receipt], duplicates: Counter[s
         for reason, count in receipt.reasons.items():
             reasons.setdefault(reason, Counter())[receipt.role] += count
     if duplicates:
-        reasons.setdefault("duplicate_id", Counter()).update(duplicates)
+        reasons.setdefault(Reason.DUPLICATE_ID, Counter()).update(duplicates)
     frequent = sorted(reasons, key=lambda reason: (-reasons[reason].total(), reason))
     return QuarantineReport(
         reasons={reason: dict(reasons[reason]) for reason in frequent},
@@ -254,7 +255,7 @@ def _examples(
         if receipt.quarantine is not None
     ]
     if duplicates:
-        files.append((["duplicate_id"], partial(store.read_table, DUPLICATES, columns)))
+        files.append(([Reason.DUPLICATE_ID], partial(store.read_table, DUPLICATES, columns)))
     for file_reasons, read in files:
         if not any(wanted.get(reason, 0) for reason in file_reasons):
             continue

@@ -20,6 +20,7 @@ from pipeline.audit.history import several_questions
 from pipeline.audit.records import Record
 from pipeline.audit.top_documents import TokenAttributions, read_attributions, read_thumbnails
 from pipeline.config.models import ModelConfig, display_name
+from pipeline.corpus.reasons import Reason
 from pipeline.errors import DamagedError, visible
 from pipeline.report.contents import (
     Folders,
@@ -201,6 +202,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
         "next_steps": next_steps(summaries),
         "common_lights": common_lights(report.selections),
         "common_checks": common_checks(report.selections),
+        "reasons": {reason: reason.sentence for reason in Reason},
         "script": script,
         "script_hash": script_hash(f"{script}"),
     }

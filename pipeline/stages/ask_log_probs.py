@@ -13,6 +13,7 @@ import pyarrow as pa
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig
 from pipeline.corpus.documents import Document, text_digest
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import Answers
@@ -128,7 +129,7 @@ class EndpointReader:
             )
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
-            output.refuse(document, getattr(error, "reason", "model_error"), f"endpoint: {error}")
+            output.refuse(document, getattr(error, "reason", Reason.MODEL_ERROR), f"endpoint: {error}")
         finally:
             answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
             question.finish(**(answer if values else {}))

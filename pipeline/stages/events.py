@@ -29,9 +29,6 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 
-FAULTS = ("model_error", "out_of_memory", "non_finite_score")
-"""Reasons of code, models and devices, which may not recur in another attempt. All others depend on the document."""
-
 _RAISED = re.compile(r"(detector .+ raised \w+)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig, weights_of
 from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import draws_of
@@ -134,7 +135,7 @@ class Paraphraser:
         )
         for entry, result in zip(batch, results, strict=True):
             if not isinstance(result, Draws):
-                output.refuse(entry.document, "model_error", result.message)
+                output.refuse(entry.document, Reason.MODEL_ERROR, result.message)
                 continue
             output.keep(entry.document, paraphrases=list(result.texts))
             tokens = tokenize(self.tokenizer, list(result.texts), self.settings.max_tokens)

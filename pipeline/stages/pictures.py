@@ -15,6 +15,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.corpus.documents import Document
 from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Evidence, Pass, plan_passes
 from pipeline.detectors.plugins import load_plugins
@@ -147,12 +148,12 @@ def shown_pictures(lm: LanguageModel, documents: list[Document], output: Output)
         try:
             picture = open_picture(document.picture)
         except ValueError as error:
-            output.refuse(document, "undecodable", str(error))
+            output.refuse(document, Reason.UNDECODABLE, str(error))
             continue
         prompt = picture_prompt(lm, picture)
         if lm.max_tokens is not None and len(prompt.ids) >= lm.max_tokens:
             room = f"the picture and the instruction are {len(prompt.ids)} tokens, and the model has {lm.max_tokens}"
-            output.refuse(document, "too_large", f"{room} positions")
+            output.refuse(document, Reason.TOO_LARGE, f"{room} positions")
             continue
         yield _ShownPicture(document, picture, prompt)
 
@@ -212,7 +213,7 @@ class PictureScorer:
         for one in shown_pictures(self.lm, described, output):
             words, truncated = self._words(one, descriptions)
             if (problem := self._too_short(one.prompt, words)) is not None:
-                output.refuse(one.document, "too_short", problem)
+                output.refuse(one.document, Reason.TOO_SHORT, problem)
                 continue
             key, (sketch,) = picture_key(one.picture), picture_sketches([one.picture])
             prepared = _Prepared(role, key, sketch, one.prompt, words, one.document.text, truncated)

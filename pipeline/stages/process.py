@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.formats.base import Watch, unwatched
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, UserError
 from pipeline.stages.base import Output, Rows, Stage, without
@@ -49,7 +50,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
             continue
         problem = document.problem
         if document.doc_id in ids:
-            problem = ("duplicate_id", "the id stands earlier in the shard")
+            problem = (Reason.DUPLICATE_ID, "the id stands earlier in the shard")
         ids.add(document.doc_id)
         if problem is None:
             yield document

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document, id_key, text_digest
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued, Pass
@@ -122,7 +123,7 @@ def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task
         count, ratio = count_units(document.text[:kept]), settings.continued.prefix_ratio
         noun = "character" if by_characters(document.text[:kept]) else "word"
         words = f"{count} {noun}{'' if count == 1 else 's'}"
-        output.refuse(document, "too_short", f"{words}: a prefix of {ratio:g} of them leaves no two parts")
+        output.refuse(document, Reason.TOO_SHORT, f"{words}: a prefix of {ratio:g} of them leaves no two parts")
     return task
 
 
@@ -191,7 +192,7 @@ class Sampler:
             before = draws_of_row(entry.document.row, output)
             prompt = self._prompt(entry.work, len(before))
             if (problem := unknown_id(prompt.ids, rows)) is not None:
-                output.refuse(entry.document, "model_error", problem)
+                output.refuse(entry.document, Reason.MODEL_ERROR, problem)
             else:
                 known.append((entry.work, before, prompt))
         drawn = continuations(
@@ -205,7 +206,7 @@ class Sampler:
         task: Task
         for (task, before, _), draws in zip(known, drawn, strict=True):
             if any(draw.end == "non_finite" for draw in draws):
-                output.refuse(task.document, "non_finite_score", "the model gave no finite number to draw by")
+                output.refuse(task.document, Reason.NON_FINITE_SCORE, "the model gave no finite number to draw by")
             else:
                 keep_draws(task, [*before, *(draw.text for draw in draws)], output)
             output.tokens += sum(len(draw.ids) for draw in draws)
@@ -290,7 +291,7 @@ class EndpointSampler:
                 more = (await endpoint.ask(path, body, most, texts_of, question.spent, question.book))[:number]
             except (Fault, Refusal) as error:
                 keep_draws(task, texts, output)
-                output.refuse(task.document, "model_error", f"endpoint: {error}")
+                output.refuse(task.document, Reason.MODEL_ERROR, f"endpoint: {error}")
                 return
             finally:  # the cost is known in any case
                 output.tokens += question.spent.tokens

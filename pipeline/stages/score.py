@@ -18,6 +18,7 @@ from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH_KIND, SKETCH_TYPE
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
@@ -251,15 +252,15 @@ class Scorer:
         for index, document in enumerate(usable):
             shortest = min(len(sequences[index]) for sequences in ids.values())
             if shortest < 2:
-                output.refuse(document, "too_short", f"{shortest} tokens; a score needs 2")
+                output.refuse(document, Reason.TOO_SHORT, f"{shortest} tokens; a score needs 2")
                 continue
             if (problem := self._unknown_id(ids, index)) is not None:
-                output.refuse(document, "model_error", problem)
+                output.refuse(document, Reason.MODEL_ERROR, problem)
                 continue
             before = {prefix: place for prefix, of_each in places.items() if (place := of_each[index]) is not None}
             if len(before) < len(places):
                 output.refuse(
-                    document, "model_error", "a near-duplicate of all known documents that could stand before it"
+                    document, Reason.MODEL_ERROR, "a near-duplicate of all known documents that could stand before it"
                 )
                 continue
             prepared = _Prepared(
@@ -373,7 +374,7 @@ def file_scores(
         document, prepared = entry.document, entry.work
         bad = [d.column for d, value in zip(detectors, values, strict=True) if not math.isfinite(value)]
         if bad:
-            output.refuse(document, "non_finite_score", f"not a finite number: {', '.join(bad)}")
+            output.refuse(document, Reason.NON_FINITE_SCORE, f"not a finite number: {', '.join(bad)}")
             continue
         output.keep(
             document,

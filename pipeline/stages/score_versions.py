@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.corpus.documents import Document, TextVersions
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import has_unspaced, word_pattern
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -73,7 +74,7 @@ class VersionScorer:
             if document.versions.differing:
                 prepared = self._differing(document.versions, prepared)
                 if any(not any(keep) for entry in prepared for keep in entry.work.keep.values()):
-                    output.refuse(document, "too_short", "what differs between versions stands behind max_tokens")
+                    output.refuse(document, Reason.TOO_SHORT, "what differs between versions stands behind max_tokens")
                     continue
             work = _Prepared(document.versions, tuple(prepared))
             bare = replace(document, text="", versions=None)
@@ -130,7 +131,9 @@ class VersionScorer:
         if wrong.any():
             place = int(wrong.any(axis=1).argmax())
             names = [column for column, bad in zip(self.columns, wrong[place], strict=True) if bad]
-            output.refuse(document, "non_finite_score", f"version {place}: not a finite number: {', '.join(names)}")
+            output.refuse(
+                document, Reason.NON_FINITE_SCORE, f"version {place}: not a finite number: {', '.join(names)}"
+            )
             return
         versions, published = prepared.versions, prepared.entries[prepared.versions.published]
         work = replace(published.work, truncated=any(version.work.truncated for version in prepared.entries))

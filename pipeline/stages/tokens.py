@@ -17,6 +17,7 @@ import torch
 
 from pipeline.config.models import AnyModel
 from pipeline.corpus.documents import Document, text_key
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
 from pipeline.models.load import open_model
@@ -55,14 +56,14 @@ class TokenReader:
             if (scored := inputs.get(document.row)) is None:
                 continue
             if text_key(document.text) != scored.key:
-                output.refuse(document, "model_error", GONE)
+                output.refuse(document, Reason.MODEL_ERROR, GONE)
                 continue
             (tokens,) = tokenize(self.lm.tokenizer, [document.text], scored.tokens)
             problem = unknown_id(tokens.ids, self.ids)
             if len(tokens.ids) != scored.tokens:
                 problem = f"{len(tokens.ids)} tokens now, {scored.tokens} were scored"
             if problem is not None:
-                output.refuse(document, "model_error", problem)
+                output.refuse(document, Reason.MODEL_ERROR, problem)
                 continue
             pieces = pieces_of(self.lm.tokenizer, document.text, tokens.ids, tokens.kept)
             entries.append(Entry(replace(document, text=""), len(tokens.ids), (scored.key, tokens.ids, pieces)))

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from pipeline.corpus.documents import Document
+from pipeline.corpus.reasons import FAULTS, Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import LostDeviceError, UserError, error_line, panics_as_errors
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
-from pipeline.stages.events import FAULTS, kind_of_message
+from pipeline.stages.events import kind_of_message
 from pipeline.stages.process import file_rows, readable_documents
 from pipeline.store.attempts import BATCH, WORK, AttemptLog, forget_attempts
 from pipeline.store.files import Store
@@ -226,7 +227,7 @@ class ShardStream:
             fit = []
             for document in window:
                 if log.is_deadly(f"{WORK}{document.row}"):
-                    output.refuse(document, "model_error", KILLED)
+                    output.refuse(document, Reason.MODEL_ERROR, KILLED)
                 else:
                     fit.append(document)
             yield prepare(self.worker, fit, inputs, output)
@@ -340,9 +341,9 @@ def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Outp
 def refusal_of(error: BaseException) -> tuple[str, str]:
     """Reason and message of a document whose processing raised an error."""
     if isinstance(error, SystemExit):
-        return "model_error", f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
+        return Reason.MODEL_ERROR, f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
     message = error_line(error, _MESSAGE_CHARACTERS) or type(error).__name__
-    return "out_of_memory" if out_of_memory(error) else "model_error", message
+    return Reason.OUT_OF_MEMORY if out_of_memory(error) else Reason.MODEL_ERROR, message
 
 
 def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) -> None:

@@ -17,6 +17,7 @@ from pipeline.corpus.documents import Document, read_shard, transform
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
 from pipeline.corpus.pictures import open_picture, picture_sketches
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files
@@ -133,11 +134,11 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
         if document.problem is not None:
             left_out[document.problem[0]] += 1
         elif count_units(document.text) < MIN_WORDS:
-            left_out["too_short"] += 1
+            left_out[Reason.TOO_SHORT] += 1
         elif document.doc_id in earlier_ids:
-            left_out["duplicate_id"] += 1
+            left_out[Reason.DUPLICATE_ID] += 1
         elif (content := _sketch(document, config.text_transform)) is None:
-            left_out["undecodable"] += 1
+            left_out[Reason.UNDECODABLE] += 1
         else:
             earlier_ids.add(document.doc_id)
             ids.append(document.doc_id)

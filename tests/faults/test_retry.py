@@ -16,14 +16,14 @@ from openai_server import Said, openai_server
 from pipeline.audit.description import load_config
 from pipeline.audit.manifest import read_run
 from pipeline.audit.repair import check_reasons, withdraw_refused
+from pipeline.corpus.reasons import FAULTS
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError
-from pipeline.stages.events import FAULTS
 from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
-from ray_jobs.audit import Outcome
+from ray_jobs.audit import RunResult
 
 AUDIT = [sentence(i) for i in range(20)]
 UNSEEN = [sentence(1000 + i) for i in range(14)]
@@ -58,7 +58,7 @@ def failing(
         yield server, write_audit(folder, model_folder, AUDIT, UNSEEN, model=model(server.url), **asked), mended
 
 
-def retry(path: Path) -> Outcome:
+def retry(path: Path) -> RunResult:
     return run(path, retried=check_reasons(["model_error", "out_of_memory"]))
 
 

@@ -29,7 +29,7 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
-from ray_jobs.audit import Outcome, run_audit
+from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
 
@@ -59,7 +59,7 @@ def audited(run: Path | str) -> list[str]:
     return sorted(itertools.chain(*(store.read_table(r.data, ["doc_id"])["doc_id"].to_pylist() for r in receipts)))
 
 
-def run(config: AuditConfig) -> tuple[Outcome, list[str]]:
+def run(config: AuditConfig) -> tuple[RunResult, list[str]]:
     reporter, lines = Reporter(Console(), quiet=True), []
     reporter.say = lines.append
     return run_audit(config, reporter, texts=False), lines

@@ -50,6 +50,7 @@ ONE_KIND_EACH = ("pipeline.corpus.formats.", "pipeline.detectors.", "pipeline.se
 """Packages whose modules register one kind each, which may be short."""
 
 SHORT = {
+    "pipeline.corpus.reasons": "the reasons of quarantine, which every package names",
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
     "pipeline.selection.schedule": "the parts of alpha, which passes and the ledger read",

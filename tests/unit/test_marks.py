@@ -20,7 +20,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.draw_features import IN_PLACE, OUT_OF_PLACE, UNMARKED, ChoiceItem, item_features
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.marks import marks_of
-from pipeline.corpus.options import orders_of
+from pipeline.corpus.options import cause_of, orders_of
 from pipeline.corpus.shard import whole_shard
 from pipeline.selection.versions import preference_residuals, redraw_p_value
 from pipeline.store.files import Store
@@ -129,13 +129,13 @@ def test_kept_marks_move_with_their_options() -> None:
 
 
 def test_rules_of_items_that_are_left_out_read_options_without_marks() -> None:
-    for options, reason in (
-        (["(A) same", "(B) Same"], "options_equal"),
-        (["(A) 3 cm", "(B) 7 cm"], "options_ordered"),
-        (["1) water", "2) Both"], "options_refer"),
+    for options, cause in (
+        (["(A) same", "(B) Same"], "equal options"),
+        (["(A) 3 cm", "(B) 7 cm"], "ordered options"),
+        (["1) water", "2) Both"], "options that refer to others"),
     ):
         left = orders_of(options, "choices", {"question": "Which?"}, "{question}\n{choices}")
-        assert left.reason == reason
+        assert (left.reason, cause_of(left.message)) == ("not_permutable", cause)
 
 
 def test_an_item_whose_marks_do_not_stand_in_place_is_known_as_such() -> None:

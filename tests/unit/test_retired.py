@@ -11,6 +11,7 @@ from commands import refusal, user_error
 import seenset
 from cluster.preflight import check_command
 from pipeline.audit.description import build_config
+from pipeline.audit.repair import check_reasons
 from pipeline.audit.starter import audit_starter
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.retired import RETIRED
@@ -100,6 +101,12 @@ def test_a_retired_column_of_scores_is_refused_and_a_detector_may_have_its_name(
     for detectors in (["loss", name], [name]):
         asked = {"detectors": detectors, "procedure": "adadetect" if len(detectors) > 1 else "bh"}
         assert seenset.select(scores["audit"], unseen=scores["unseen"], **asked).summary.detectors == detectors
+
+
+@pytest.mark.parametrize(("reason", "instead"), RETIRED["reason"].items())
+def test_a_retired_reason_is_refused_with_its_name_of_today(reason: str, instead: str) -> None:
+    line = f"reason {reason} left in 1.0: {instead}"
+    assert user_error(check_reasons, [reason]) == user_error(check_reasons, ["all", reason]) == line
 
 
 @pytest.mark.parametrize(("suffix", "instead"), RETIRED["suffix"].items())

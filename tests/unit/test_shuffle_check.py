@@ -380,7 +380,8 @@ def test_a_plan_states_how_many_items_are_left_out_and_why(tmp_path: Path, every
     lines = plan_checks(plan_of(write_rows(tmp_path / "items.jsonl", rows), PERMUTED))["lines"]
     (line,) = [line for line in lines if "left out" in line]
     assert line.startswith("warning: 60 of 60" if every else "note: 6 of 60")
-    assert f": {60 if every else 6} options refer (first: option 'Statement 1: " in line
+    assert f": {60 if every else 6} with options that refer to others (first: " in line
+    assert "(first: options that refer to others: 'Statement 1: " in line
 
 
 # --- rows of a file

@@ -14,7 +14,8 @@ from marked_runs import run_here, versions_audit, write_items
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import VersionsConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.options import LEFT_OUT, MOST_ORDERS, orders_of, why_left_out
+from pipeline.corpus.options import MOST_ORDERS, cause_of, orders_of, why_left_out
+from pipeline.corpus.reasons import Reason
 from pipeline.errors import UserError
 from pipeline.selection.versions import VersionPart, VersionScores, joined_versions
 from pipeline.store.files import Store
@@ -55,9 +56,9 @@ def test_a_site_is_a_position_and_its_form_the_rank_of_the_length_there() -> Non
 
 
 LEFT = {
-    "options_number": [["alone"], list(WORDS[:8])],
-    "options_equal": [["same", "Same ", "other"]],
-    "options_ordered": [
+    "too few or many options": [["alone"], list(WORDS[:8])],
+    "equal options": [["same", "Same ", "other"]],
+    "ordered options": [
         ["3", "7", "12.5"],
         ["1/2", "3/4"],
         ["$1,200", "$30"],
@@ -69,7 +70,7 @@ LEFT = {
         ["3 apples", "4 apples"],
         ["1990s", "1980s"],
     ],
-    "options_refer": [
+    "options that refer to others": [
         ["water", "fire", "All of the above"],
         ["water", "fire", "none of these"],
         ["water", "fire", "Both A and B"],
@@ -83,13 +84,13 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize(("reason", "options"), [(reason, one) for reason, all_ in LEFT.items() for one in all_])
+@pytest.mark.parametrize(("cause", "options"), [(cause, one) for cause, all_ in LEFT.items() for one in all_])
 def test_items_whose_options_have_an_order_are_left_out_whatever_order_was_published(
-    reason: str, options: list[str]
+    cause: str, options: list[str]
 ) -> None:
-    found = {why_left_out(order) for order in itertools.islice(itertools.permutations(options), 200)}
-    assert [one.reason for one in found if one is not None] == [reason]
-    assert {*LEFT, "rows_equal"} == LEFT_OUT
+    (found,) = {why_left_out(order) for order in itertools.islice(itertools.permutations(options), 200)}
+    assert found is not None
+    assert (found.reason, cause_of(found.message)) == (Reason.NOT_PERMUTABLE, cause)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,11 @@ def test_a_run_permutes_the_options_of_a_benchmark_and_counts_what_it_leaves_out
     assert run_here(tmp_path, versions_audit(tmp_path, tiny_model_folder, source)) == 0
     store = Store(str(tmp_path / "run"))
     counted = sum((Counter(receipt.reasons) for receipt in read_receipts(store, "score")), Counter[str]())
-    assert counted == {"options_ordered": 1, "options_refer": 1}
+    assert counted == {"not_permutable": 2}
+    files = [receipt.quarantine for receipt in read_receipts(store, "score") if receipt.quarantine]
+    left = [row for file in files for row in store.read_table(file).to_pylist()]
+    assert {row["reason"] for row in left} == {"not_permutable"}
+    assert {cause_of(row["message"]) for row in left} == {"ordered options", "options that refer to others"}
     assert ended("verdict", tmp_path / "run") == 0
     assert store.read_json("verdict.json")["versions"]["documents"] == 30, "no two have the same options"
     assert ended("pack", tmp_path / "run", tmp_path / "bundle") == 0

@@ -20,7 +20,7 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import problem_of, read_shard
 from pipeline.corpus.formats.base import Unreadable
-from pipeline.corpus.options import COLUMNS, window_orders
+from pipeline.corpus.options import COLUMNS, cause_of, window_orders
 from pipeline.errors import UserError
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -64,7 +64,7 @@ def test_every_row_moves_in_a_window_that_four_divides_but_those_of_fixed_column
 def test_rows_of_one_order_are_left_out(rows: list[str]) -> None:
     left = window_orders(rows, 0, problem_of)
     assert isinstance(left, Unreadable)
-    assert left.reason == "rows_equal"
+    assert (left.reason, cause_of(left.message)) == ("not_permutable", "equal rows")
 
 
 def settings(folder: Path, model: Path, path: Path, **source: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_a_run_permutes_the_rows_of_a_file_in_whichever_format_and_however_shard
     assert "a document is 5 rows of about" in here(capsys, "plan", tmp_path / "audit.yaml")[0]
     assert ended("run", tmp_path / "audit.yaml") == 0
     (receipt,) = read_receipts(Store(given["run"]), "score")
-    assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (21, 19, {"rows_equal": 1, "empty": 1})
+    assert (receipt.n_in, receipt.n_scored, receipt.reasons) == (21, 19, {"not_permutable": 1, "empty": 1})
     scored = pq.read_table(Path(given["run"]) / receipt.data)
     assert [len(one["scores"]) for one in scored["versions"].to_pylist()] == [24] * 18 + [6]
     assert scored["doc_id"][1].as_py().endswith(f"items.{suffix}#5")

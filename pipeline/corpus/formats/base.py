@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent, Overlong
 from pipeline.corpus.notes import Notes
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, nearest
 
@@ -40,10 +41,10 @@ class Unreadable:
     message: str
 
 
-MISSING = Unreadable("not_text", "no value")
+MISSING = Unreadable(Reason.NOT_TEXT, "no value")
 """Placeholder for the value of a column that a row lacks."""
 
-DEADLY = Unreadable("model_error", "it was being read when its worker was killed, again and again")
+DEADLY = Unreadable(Reason.MODEL_ERROR, "it was being read when its worker was killed, again and again")
 
 
 def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
@@ -55,7 +56,9 @@ def overlong(length: Overlong, unit: str, shard: Shard) -> Unreadable:
         shard: shard that holds the text.
     """
     limit = f"limits.document_bytes, which is {shard.limits.document_bytes:,}"
-    return Unreadable("too_large", f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}")
+    return Unreadable(
+        Reason.TOO_LARGE, f"{'' if length.whole else 'at least '}{length.size:,} {unit}, more than {limit}"
+    )
 
 
 def encodable(text: str) -> str:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.formats import base
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 
@@ -196,7 +197,7 @@ def _decoded(column: Iterable[pa.Scalar], binary: bool = True) -> Iterator[Any]:
             else:
                 yield value.decode() if binary and isinstance(value, bytes) else value
         except UnicodeDecodeError as error:
-            yield base.Unreadable("undecodable", f"byte {error.start} is not UTF-8")
+            yield base.Unreadable(Reason.UNDECODABLE, f"byte {error.start} is not UTF-8")
 
 
 def edited_tables(

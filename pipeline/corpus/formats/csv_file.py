@@ -36,6 +36,7 @@ from pipeline.corpus.files import (
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import line_ends
 from pipeline.corpus.notes import Notes
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError, error_line
@@ -90,7 +91,7 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
             if isinstance(value, Overlong):
                 yield row, base.overlong(value, "characters", shard), *base.NOTHING
             elif isinstance(value, BadRecord):
-                yield row, base.Unreadable("undecodable", value.message), *base.NOTHING
+                yield row, base.Unreadable(Reason.UNDECODABLE, value.message), *base.NOTHING
             else:
                 yield row, base.DEADLY if watch(row, False) else value.get(shard.text), *base.other_fields(value, shard)
 

@@ -26,6 +26,7 @@ from pipeline.corpus.files import (
 )
 from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import compression_of
 from pipeline.errors import UserError, error_line
@@ -221,7 +222,7 @@ def parsed_rows(
         if isinstance(value, base.Unreadable):
             yield row, value, *base.NOTHING
         else:
-            text = base.field_of(value, shard.text, base.Unreadable("not_text", f"no field {shard.text!r}"))
+            text = base.field_of(value, shard.text, base.Unreadable(Reason.NOT_TEXT, f"no field {shard.text!r}"))
             yield row, text, *base.other_fields(value, shard)
 
 
@@ -240,13 +241,13 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
         value = json.loads(text)
         repeated = repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
-        return base.Unreadable("undecodable", f"not a JSON line: {json_fault(error)}")
+        return base.Unreadable(Reason.UNDECODABLE, f"not a JSON line: {json_fault(error)}")
     except MemoryError:
-        return base.Unreadable("out_of_memory", f"its {len(line):,} bytes of JSON take too much")
+        return base.Unreadable(Reason.OUT_OF_MEMORY, f"its {len(line):,} bytes of JSON take too much")
     if repeated is not None:
-        return base.Unreadable("undecodable", f"field {repeated!r} stands twice in it")
+        return base.Unreadable(Reason.UNDECODABLE, f"field {repeated!r} stands twice in it")
     if not isinstance(value, dict):
-        return base.Unreadable("not_text", f"a JSON {type(value).__name__}, not an object")
+        return base.Unreadable(Reason.NOT_TEXT, f"a JSON {type(value).__name__}, not an object")
     return value
 
 

@@ -14,6 +14,7 @@ from pipeline.config.corpus import LimitsConfig, SourceConfig, mark_of
 from pipeline.corpus.files import Overlong, wide_encoding
 from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import kind_of
 
@@ -42,14 +43,14 @@ def _text(shard: Shard, inner: str) -> str | base.Unreadable:
             size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
             return base.overlong(Overlong(size), "bytes", shard)
     if (kind := kind_of(data)) is not None:
-        return base.Unreadable("not_text", f"by its first bytes it is {kind.words}")
+        return base.Unreadable(Reason.NOT_TEXT, f"by its first bytes it is {kind.words}")
     dialect = shard.dialect
     if b"\0" in data and not dialect.is_wide and (wide := wide_encoding(data)) is not None:
-        return base.Unreadable("undecodable", f"it is {wide}, not {dialect.label}")
+        return base.Unreadable(Reason.UNDECODABLE, f"it is {wide}, not {dialect.label}")
     try:
         return str(data.decode(dialect.codec)).removeprefix("\ufeff" if dialect.is_wide else "")
     except UnicodeDecodeError as error:
-        return base.Unreadable("undecodable", f"byte {error.start} is not {dialect.label}")
+        return base.Unreadable(Reason.UNDECODABLE, f"byte {error.start} is not {dialect.label}")
 
 
 def _names(source: base.ExportSource) -> list[str]:

@@ -22,6 +22,7 @@ from pipeline.corpus.formats.jsonl import columns_of, json_fault, repeated_field
 from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
 from pipeline.corpus.pictures import Problem
+from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, error_line
 
@@ -166,11 +167,11 @@ def _key_and_suffix(name: str) -> tuple[str, str]:
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size: int) -> bytes | Problem:
     if not member.isfile():
-        return "not_picture", f"a link in the archive, to {member.linkname[:200]!r}: links are not followed"
+        return Reason.NOT_PICTURE, f"a link in the archive, to {member.linkname[:200]!r}: links are not followed"
     if size > 2 * most:
-        return "too_large", f"with it, its sample has {size:,} bytes: more than twice limits.document_bytes"
+        return Reason.TOO_LARGE, f"with it, its sample has {size:,} bytes: more than twice limits.document_bytes"
     if member.size > most:
-        return "too_large", f"{member.size:,} bytes, more than limits.document_bytes, which is {most:,}"
+        return Reason.TOO_LARGE, f"{member.size:,} bytes, more than limits.document_bytes, which is {most:,}"
     file = archive.extractfile(member)
     return b"" if file is None else file.read()
 
@@ -188,13 +189,13 @@ def _add(sample: Sample, suffix: str, content: bytes | Problem, wanted: Collecti
             text = content.decode(json.detect_encoding(content), "surrogatepass")
             fields, repeated = json.loads(text), repeated_field(text, wanted)
         except (ValueError, RecursionError) as error:
-            return "undecodable", f"its .json file is not JSON: {json_fault(error)}"
+            return Reason.UNDECODABLE, f"its .json file is not JSON: {json_fault(error)}"
         except MemoryError:
-            return "out_of_memory", f"the {len(content):,} bytes of its .json file take too much"
+            return Reason.OUT_OF_MEMORY, f"the {len(content):,} bytes of its .json file take too much"
         if repeated is not None:
-            return "undecodable", f"field {repeated!r} stands twice in its .json file"
+            return Reason.UNDECODABLE, f"field {repeated!r} stands twice in its .json file"
         if not isinstance(fields, dict):
-            return "not_text", f"its .json file holds a {type(fields).__name__}, not an object"
+            return Reason.NOT_TEXT, f"its .json file holds a {type(fields).__name__}, not an object"
         for name, value in fields.items():
             sample.setdefault(name, value)
     else:
@@ -235,9 +236,9 @@ def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
     value = base.field_of(sample, shard.text, base.MISSING)
     if shard.pictures or value is not base.MISSING:
         return None if value is base.MISSING else value
-    missing = "not_text", f"no file or field {shard.text!r}"
+    missing = Reason.NOT_TEXT, f"no file or field {shard.text!r}"
     reason, message = problems.get(shard.text) or problems.get("json") or missing
-    return base.Unreadable("not_text" if reason == "not_picture" else reason, message)
+    return base.Unreadable(Reason.NOT_TEXT if reason == Reason.NOT_PICTURE else reason, message)
 
 
 def _estimate(entry: InputFile) -> Extent:

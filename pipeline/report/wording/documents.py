@@ -84,18 +84,18 @@ def large_alpha(name: str, alpha: float) -> str:
     return f"selection {name}: alpha {alpha:g} allows a list of which up to {percent(alpha)} may be wrong"
 
 
-def items_left_out(name: str, documents: int, reasons: Mapping[str, int], first: str) -> str:
+def items_left_out(name: str, documents: int, causes: Mapping[str, int], first: str) -> str:
     """States how many items or runs of rows an answer cannot use, and why.
 
     Args:
         name: name of the input.
         documents: number of its documents that were read.
-        reasons: reason -> number of documents, not empty.
-        first: the first reason in words.
+        causes: cause -> number of documents, not empty.
+        first: message of the first of them.
     """
-    counts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in reasons.items())
+    counts = ", ".join(f"{count:,} with {cause}" for cause, count in causes.items())
     return (
-        f"{sum(reasons.values()):,} of {documents:,} documents of {name} are left out, because their orders are not "
+        f"{sum(causes.values()):,} of {documents:,} documents of {name} are left out, because their orders are not "
         f"equally likely or not different: {counts} (first: {first})"
     )
 
