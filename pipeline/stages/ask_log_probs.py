@@ -300,4 +300,4 @@ def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
     return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(Wanted(config), ())]
 
 
-KIND = StageKind("log_probs", "log_probs", _serves, _stages, _check, _questions, asks=True)
+KIND = StageKind("log_probs", "log_probs", _stages, _check, _questions, asks=True)

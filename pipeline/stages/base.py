@@ -389,7 +389,6 @@ class StageKind:
 
     name: str  # name of its stages, or their prefix before a slash
     folder: str  # folder of their files, or its prefix
-    serves: Callable[[Pass, AuditConfig], bool]  # whether its rows contain a pass, or its input
     stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # required stages; they may read earlier ones
     check: Callable[[AuditConfig], Sequence[str]] = (
         lambda config: ()

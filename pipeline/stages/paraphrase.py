@@ -13,7 +13,6 @@ from pipeline.config.models import ModelConfig, ParaphraserConfig, weights_of
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import Pass
 from pipeline.detectors.registry import draws_of
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
@@ -68,10 +67,6 @@ def _check(config: AuditConfig) -> tuple[()]:
 
 def _place(model: ModelConfig) -> tuple[str | None, ...]:
     return model.path, model.revision, model.gguf_file, model.adapter
-
-
-def _serves(needed: Pass, config: AuditConfig) -> bool:
-    return needed.draw > 0
 
 
 def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
@@ -142,4 +137,4 @@ class Paraphraser:
             output.tokens += sum(len(drawn.ids) for drawn in tokens)
 
 
-KIND = StageKind("paraphrase", "paraphrases", _serves, _stages, _check)
+KIND = StageKind("paraphrase", "paraphrases", _stages, _check)

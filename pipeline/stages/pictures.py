@@ -118,7 +118,7 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     return [wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=Describer)]
 
 
-KIND = StageKind("describe", "descriptions", _serves, _stages)
+KIND = StageKind("describe", "descriptions", _stages)
 
 
 # --- from the bytes of a picture to model input

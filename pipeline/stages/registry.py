@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline import stages as package
 from pipeline.config.audit import AuditConfig
-from pipeline.detectors.base import Pass
 from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
 from pipeline.stages.base import Questions, SharedEndpoint, Stage, StageKind, Wanted
@@ -68,11 +67,6 @@ def check_stages(config: AuditConfig) -> list[str]:
         StopError: an endpoint does not return what the detectors need.
     """
     return [line for kind in STAGES for line in kind.check(config)]
-
-
-def served_before_scoring(needed: Pass, config: AuditConfig) -> bool:
-    """Whether an earlier stage computes a pass, or its input."""
-    return any(kind.serves(needed, config) for kind in STAGES[:-1])
 
 
 def questions_of(config: AuditConfig, text_bytes: float) -> list[Questions]:

@@ -22,7 +22,7 @@ from pipeline.corpus.documents import Document, id_key, text_digest
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.base import Continued, Pass
+from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import sampled_of
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
@@ -344,10 +344,6 @@ class EndpointSampler:
 # --- requirements of a configuration
 
 
-def _serves(needed: Pass, config: AuditConfig) -> bool:
-    return needed.continued is not None
-
-
 def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     endpoint = wanted.config.model if isinstance(wanted.config.model, EndpointConfig) else None
     return [
@@ -394,4 +390,4 @@ def _cost(entry: Mapping[str, Any]) -> float:
     return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
 
 
-KIND = StageKind("sample", "samples", _serves, _stages, questions=_questions, asks=True, costs={"generate": _cost})
+KIND = StageKind("sample", "samples", _stages, questions=_questions, asks=True, costs={"generate": _cost})

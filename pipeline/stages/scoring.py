@@ -99,10 +99,6 @@ def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
     return settings
 
 
-def _serves(needed: Pass, config: AuditConfig) -> bool:
-    return needed.kind in KIND.costs
-
-
 def _forward(entry: Mapping[str, Any]) -> float:
     each = (COPIES if entry.get("text") == "repeated" else 1.0) * (1 + float(entry["paraphrases"]))
     return each + float(entry.get("prefix_cost", 0.0))
@@ -124,7 +120,7 @@ def _check(config: AuditConfig) -> tuple[()]:
     return ()
 
 
-KIND = StageKind(SCORING, SCORE_FOLDER, _serves, _stages, _check, costs={"forward": _forward, "gradient": _gradient})
+KIND = StageKind(SCORING, SCORE_FOLDER, _stages, _check, costs={"forward": _forward, "gradient": _gradient})
 
 
 class IdScorer(Scorer):
