@@ -13,6 +13,7 @@ from pipeline.config.selection import CalibrationName
 from pipeline.corpus.formats import FORMATS
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.stages.registry import STAGES
+from tests.unit.error_messages import FOREIGN, cuts
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pipeline", "ray_jobs", "cluster", "seenset")
@@ -179,6 +180,13 @@ def test_no_kind_is_compared_outside_its_home(module: str) -> None:
     """What differs between the kinds of a procedure, calibration, format or stage is a field of their records."""
     compared = [(line, kind) for line, kind in kinds_compared(MODULES[module]) if not re.match(HOMES[kind], module)]
     assert compared == []
+
+
+def test_no_message_of_an_error_is_taken_apart() -> None:
+    """What a reader needs is a field of the error; only errors of libraries have nothing but words."""
+    found = {name: lines for module, tree in MODULES.items() for name, lines in cuts(tree, module).items()}
+    assert {name: lines for name, lines in found.items() if name not in FOREIGN} == {}
+    assert set(FOREIGN) == set(found), "a function that no longer reads the words of a library"
 
 
 def test_no_room_is_forgotten_and_no_module_is_too_long_or_too_short() -> None:
