@@ -347,13 +347,19 @@ def _parsed_config(source: Checkpoint, trust_remote_code: bool, changed: int) ->
 
 
 def _set_scaling(config: Any, scaling: Mapping[str, Any]) -> None:
-    """Set the scaling of position embeddings, where layers differ of those with full attention."""
+    """Set the scaling of position embeddings, where layers differ of those with full attention.
+
+    A configuration that has another kind already, as the partial rotation of Gemma 4, keeps it: the divisors in its
+    GGUF file state the same.
+    """
     known = dict(config.rope_parameters or {})
+    by_layer = isinstance(known.get("full_attention"), Mapping)
+    whole = known["full_attention"] if by_layer else known
+    if whole.get("rope_type", "default") != "default":
+        return
     more = {"original_max_position_embeddings": config.max_position_embeddings} if "long_factor" in scaling else {}
-    if isinstance(whole := known.get("full_attention"), Mapping):
-        config.rope_parameters = {**known, "full_attention": {**whole, **scaling, **more}}
-    else:
-        config.rope_parameters = {**known, **scaling, **more}
+    whole = {**whole, **scaling, **more}
+    config.rope_parameters = {**known, "full_attention": whole} if by_layer else whole
 
 
 def _known_type(model_type: str | None) -> bool:

@@ -9,11 +9,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 from commands import user_error
 from gguf_files import write_gguf
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
+from pipeline.models.checkpoints import _set_scaling
 from pipeline.models.load import check_model, open_model
 from pipeline.models.opened import LanguageModel
 
@@ -118,3 +120,17 @@ def test_a_scaling_that_is_not_read_is_refused(edit: Edit, stated: str, opened: 
     for work in (check_model, open_model):
         refused = user_error(work, config)
         assert f"it scales position embeddings {stated}, which transformers does not read from such a file" in refused
+
+
+def test_where_layers_differ_the_scaling_is_of_those_with_full_attention() -> None:
+    """As of Gemma 3; Gemma 4 rotates a part of each vector, which its file states by divisors of 1e30."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    sizes = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+    config: Any = transformers.Gemma3TextConfig(**sizes)
+    before = copy.deepcopy(config.rope_parameters)
+    _set_scaling(config, scaling)
+    assert config.rope_parameters == {**before, "full_attention": {**before["full_attention"], **scaling}}
+    config.rope_parameters["full_attention"]["rope_type"] = "proportional"
+    before = copy.deepcopy(config.rope_parameters)
+    _set_scaling(config, {"rope_type": "longrope", "short_factor": [1e30], "long_factor": [1e30]})
+    assert config.rope_parameters == before
