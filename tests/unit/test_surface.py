@@ -16,6 +16,7 @@ from docs.reference import sections
 from pipeline.audit.summary import Conclusion
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
+from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import detector_names
 from pipeline.errors import ExitCode
 from pipeline.selection.procedures import PROCEDURES
@@ -32,6 +33,7 @@ SURFACE = {
     "kinds of files of a run": 43,
     "schemas": 5,
     "exit codes": 7,
+    "quarantine reasons": 13,
     "pages of docs": 43,
 }
 RUN_PAGE = PAGES / "run-directory.md"
@@ -72,6 +74,7 @@ COUNTED: dict[str, Callable[[], int]] = {
     "kinds of files of a run": lambda: len([*kinds_of_files()]),
     "schemas": lambda: len([*(PAGES / "schemas").glob("*.json")]),
     "exit codes": lambda: len(ExitCode),
+    "quarantine reasons": lambda: len(Reason),
     "pages of docs": lambda: len([page for page in PAGES.rglob("*.md") if "_build" not in page.parts]),
 }
 
