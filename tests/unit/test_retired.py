@@ -105,7 +105,7 @@ def test_a_retired_column_of_scores_is_refused_and_a_detector_may_have_its_name(
 
 @pytest.mark.parametrize(("reason", "instead"), RETIRED["reason"].items())
 def test_a_retired_reason_is_refused_with_its_name_of_today(reason: str, instead: str) -> None:
-    line = f"reason {reason} left in 1.0: {instead}"
+    line = f"reason {reason} was removed in 1.0: {instead}"
     assert user_error(check_reasons, [reason]) == user_error(check_reasons, ["all", reason]) == line
 
 
