@@ -9,17 +9,17 @@ import time
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.blind import BlindTest
-from pipeline.audit.description import build_config
-from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.digests import check_answer, read_digests
-from pipeline.audit.records import write_part
-from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import Answering, run_digests, select_all
+from pipeline.answers.select import Answering, run_digests, select_all
+from pipeline.checks.blind import BlindTest
+from pipeline.checks.diagnostics import blind_file
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE
 from pipeline.corpus.shard import Shard
+from pipeline.plan.description import build_config
+from pipeline.run.digests import check_answer, read_digests
+from pipeline.run.records import write_part
+from pipeline.run.scored import each_in_turn, read_scored
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_filed, write_receipt

@@ -22,13 +22,13 @@ import torch
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, fast_type, save_small_model, smollm2_file
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import versions
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import versions
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -29,10 +29,10 @@ from typing import Any
 import yaml
 
 from benchmarks.small_model import WORDS, fast_type, save_small_model, smollm2_file
-from pipeline.audit.manifest import versions
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
+from pipeline.run.manifest import versions
 
 DETECTORS = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]

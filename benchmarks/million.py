@@ -39,13 +39,13 @@ import yaml
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, save_small_model
-from pipeline.audit.description import load_config
-from pipeline.audit.machine import usable_cores
-from pipeline.audit.manifest import versions
-from pipeline.audit.plan import make_plan
-from pipeline.audit.status import run_status
-from pipeline.audit.summary import Summary
 from pipeline.corpus.inputs import number_rows
+from pipeline.plan.description import load_config
+from pipeline.run.machine import usable_cores
+from pipeline.run.manifest import versions
+from pipeline.run.plan import make_plan
+from pipeline.run.status import run_status
+from pipeline.run.summary import Summary
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -20,12 +20,12 @@ import psutil
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, save_small_model, smollm2_file
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import versions
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import versions
+from pipeline.run.plan import make_plan
+from pipeline.run.reconcile import reconcile
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
 from pipeline.stages.registry import stages_of

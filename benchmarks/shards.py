@@ -20,12 +20,12 @@ from pathlib import Path
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import save_small_model
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import versions
-from pipeline.audit.plan import Plan, make_plan, pending
-from pipeline.audit.reconcile import reconcile
-from pipeline.audit.repair import withdraw_damaged
 from pipeline.corpus.shard import Shard
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import versions
+from pipeline.run.plan import Plan, make_plan, pending
+from pipeline.run.reconcile import reconcile
+from pipeline.run.repair import withdraw_damaged
 from pipeline.stages.base import Placement
 from pipeline.stages.events import Failure
 from pipeline.stages.process import read_rows

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from benchmarks.small_model import save_small_model
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import versions
-from pipeline.audit.plan import make_plan
-from pipeline.audit.reconcile import reconcile
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import versions
+from pipeline.run.plan import make_plan
+from pipeline.run.reconcile import reconcile
 from pipeline.stages.events import Failure
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

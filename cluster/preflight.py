@@ -24,8 +24,6 @@ from rich.table import Table
 from rich.text import Text
 from typer.exceptions import TyperException
 
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import Plan, check_model_files, make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
@@ -34,6 +32,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import ExitCode, UserError, error_line, one_line
 from pipeline.models.checkpoints import Kind
 from pipeline.models.load import check_model
+from pipeline.plan.description import load_config
+from pipeline.run.plan import Plan, check_model_files, make_plan
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal

@@ -10,12 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.audit.records import VersionedRecord
-from pipeline.audit.status import Status
-from pipeline.audit.summary import Summary
-from pipeline.audit.verdict import CollectionVerdict
+from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import DIALECT, config_schema, described_schema
+from pipeline.run.records import VersionedRecord
+from pipeline.run.status import Status
+from pipeline.run.summary import Summary
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST

@@ -19,13 +19,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pipeline.audit.arithmetic import read_arithmetic
-from pipeline.audit.machine import ActorShape, Node, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, error_line, instead_of_exit, one_line
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import ENVIRONMENT, cap_memory, collect_rarely, give_back, keep_memory
+from pipeline.run.dtypes import read_arithmetic
+from pipeline.run.machine import ActorShape, Node, places
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Event, Failure, Ready, Remark, Tick, failure_of
 from pipeline.stages.worker import OvertakenError, ShardStream

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pipeline.audit.arithmetic import read_arithmetic, with_types
-from pipeline.audit.evaluation import Evaluation, evaluate_scores
-from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.repair import count_refused
-from pipeline.audit.select import Answering, select_all
-from pipeline.audit.status import Status, read_status
-from pipeline.audit.summary import Summary, exit_code_of
+from pipeline.answers.evaluation import Evaluation, evaluate_scores
+from pipeline.answers.evaluation_text import worded
+from pipeline.answers.select import Answering, select_all
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
-from pipeline.report.wording.evaluation import worded
+from pipeline.run.dtypes import read_arithmetic, with_types
+from pipeline.run.plan import Plan, make_plan
+from pipeline.run.repair import count_refused
+from pipeline.run.status import Status, read_status
+from pipeline.run.summary import Summary, exit_code_of
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter
@@ -102,7 +102,7 @@ def run_evaluation(plan: Plan, reporter: Reporter) -> tuple[Evaluation, str]:
     """Score the missing documents and compare seen with unseen ones. The same call resumes it.
 
     Args:
-        plan: plan of a configuration from `pipeline.audit.description.load_config`, with labelled documents.
+        plan: plan of a configuration from `pipeline.plan.description.load_config`, with labelled documents.
         reporter: shows progress.
 
     Returns:

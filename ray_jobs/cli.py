@@ -40,8 +40,8 @@ from ray_jobs.commands import (
 from ray_jobs.terminal import heartbeat
 
 if TYPE_CHECKING:
-    from pipeline.audit.plan import Plan
     from pipeline.config.audit import AuditConfig
+    from pipeline.run.plan import Plan
 
 
 class _Readable:
@@ -108,13 +108,13 @@ def plan(
 ) -> None:
     """Show what a run would do, and the shortest list that it could select. Nothing is written."""
     planned = _planned(config, set_, limit)
-    from pipeline.audit.allocation import check_adapters
-    from pipeline.audit.arithmetic import with_types
-    from pipeline.audit.forecast import forecast
-    from pipeline.audit.matching import write_matched
-    from pipeline.audit.plan import describe_model, other_bases
-    from pipeline.audit.plugin_checks import check_plugins
-    from pipeline.audit.preflight import plan_checks
+    from pipeline.checks.plugin_checks import check_plugins
+    from pipeline.plan.allocation import check_adapters
+    from pipeline.plan.forecast import forecast
+    from pipeline.plan.matching import write_matched
+    from pipeline.plan.preflight import plan_checks
+    from pipeline.run.dtypes import with_types
+    from pipeline.run.plan import describe_model, other_bases
     from pipeline.series.claims import planned_scan
     from pipeline.series.scans import planned_already_audited
     from pipeline.stages.registry import check_stages
@@ -164,7 +164,7 @@ def run(
 ) -> None:
     """Score, select and write the report. Run the same command again to resume."""
     planned = _planned(config, set_, limit)
-    from pipeline.audit.repair import check_reasons
+    from pipeline.run.repair import check_reasons
     from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
 
@@ -205,7 +205,7 @@ def trial(
     ] = None,
 ) -> None:
     """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
-    from pipeline.audit.machine import may_need_cluster
+    from pipeline.run.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.documents import check_inputs
     from pipeline.trial.splits import check_shifts
@@ -230,7 +230,7 @@ def init(
     json_: AsJson = False,
 ) -> None:
     """Write a commented starter configuration for the files in a folder."""
-    from pipeline.audit.starter import audit_starter, write_starter
+    from pipeline.plan.starter import audit_starter, write_starter
 
     if for_trial:
         from pipeline.trial.starter import trial_starter
@@ -260,11 +260,11 @@ for _group, _commands in GROUPS.items():
 
 def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
     """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
-    from pipeline.audit.description import load_config
-    from pipeline.audit.machine import may_need_cluster
-    from pipeline.audit.plan import check_model_files, make_plan
     from pipeline.endpoint.keys import withdraw_keys
     from pipeline.mark.mark import check_scored
+    from pipeline.plan.description import load_config
+    from pipeline.run.machine import may_need_cluster
+    from pipeline.run.plan import check_model_files, make_plan
 
     audit = load_config(config, overrides or (), labelled)
     withdraw_keys(audit.models)

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from pipeline.audit.machine import ActorShape, Node, places, usable_cores
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import IncompleteError, UserError, error_line
 from pipeline.models.arithmetic import Processor, processor_here
 from pipeline.models.devices import gpus_in_sight
+from pipeline.run.machine import ActorShape, Node, places, usable_cores
 from ray_jobs import supervisor
 
 CONNECT_SECONDS = 10

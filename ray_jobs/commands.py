@@ -69,7 +69,7 @@ def status(
     """Show the progress of a run or a trial, from its files alone. Exit 3 if it is incomplete and not running."""
     if every is not None and not watch:
         raise UserError("--every is the interval of --watch: give both, or neither")
-    from pipeline.audit.status import Status
+    from pipeline.run.status import Status
     from ray_jobs.progress import read_progress, watch_progress
 
     status = watch_progress(run, json_, every) if watch else read_progress(run)
@@ -93,7 +93,7 @@ def select(
 ) -> None:
     """Select again from the scores of a finished run, with other settings by --set. Every selection is recorded."""
     _check_run(run, set_)
-    from pipeline.audit.summary import exit_code_of, unsupported
+    from pipeline.run.summary import exit_code_of, unsupported
     from ray_jobs.progress import Reporter
     from ray_jobs.select import select_again
 
@@ -118,7 +118,7 @@ def verdict(
 ) -> None:
     """Test whether the collection was trained on, and state a lower bound of how many of its documents were."""
     _check_run(run)
-    from pipeline.audit.collection import block_kind
+    from pipeline.answers.collection import block_kind
     from ray_jobs.select import give_verdict
 
     answer = give_verdict(run, block_kind(blocks))
@@ -129,7 +129,7 @@ def verdict(
 
 def report(run: RunPath, json_: AsJson = False, no_text: NoText = False) -> None:
     """Write the report of a run again."""
-    from pipeline.audit.manifest import read_run
+    from pipeline.run.manifest import read_run
     from pipeline.store.files import Store
 
     store = Store(run)
@@ -374,9 +374,9 @@ def _content(path: str) -> bytes:
 
 def _check_run(run: str, overrides: list[str] | None = None) -> None:
     """Raise errors of a run directory or of new settings for it before slow imports, as `_planned` does."""
-    from pipeline.audit.description import build_config
-    from pipeline.audit.machine import may_need_cluster
-    from pipeline.audit.manifest import read_run
+    from pipeline.plan.description import build_config
+    from pipeline.run.machine import may_need_cluster
+    from pipeline.run.manifest import read_run
     from pipeline.store.files import Store
 
     manifest, _ = read_run(Store(run))

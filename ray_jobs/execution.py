@@ -10,18 +10,18 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.audit.allocation import write_document_keys
-from pipeline.audit.common_failure import CommonFailure, CommonFailureError
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.plan import Plan, pending
-from pipeline.audit.records import KEYS_FILE
-from pipeline.audit.status import Counts, StatusFile
-from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, IncompleteError, UserError
 from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
+from pipeline.plan.allocation import write_document_keys
+from pipeline.plan.stage_plan import Work
+from pipeline.run.common_failure import CommonFailure, CommonFailureError
+from pipeline.run.machine import LocalMachine
+from pipeline.run.plan import Plan, pending
+from pipeline.run.records import KEYS_FILE
+from pipeline.run.status import Counts, StatusFile
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick

@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pipeline.audit.machine import ActorShape, Node, places, places_beside
-from pipeline.audit.work import Work
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, weights_of
 from pipeline.config.training import FinetuneConfig
@@ -26,6 +24,8 @@ from pipeline.errors import ExitCode, IncompleteError, UserError, is_full
 from pipeline.models.devices import out_of_memory
 from pipeline.models.load import RECORD, open_model
 from pipeline.models.unchanged import check_same_files
+from pipeline.plan.stage_plan import Work
+from pipeline.run.machine import ActorShape, Node, places, places_beside
 from pipeline.store.files import Store
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from pipeline.audit.machine import ActorShape, Node, actor_shape, places
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import IncompleteError, UserError
+from pipeline.run.machine import ActorShape, Node, actor_shape, places
 from ray_jobs.cluster import NODES_BACK, alive_nodes, connection, is_private
 
 NO_PLACE_SECONDS = {False: 120.0, True: 600.0}

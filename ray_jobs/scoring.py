@@ -7,23 +7,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipeline.audit.allocation import allocation_record
-from pipeline.audit.arithmetic import Arithmetic, note_arithmetic, with_types
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.plan import Plan, check_model_files, pending
-from pipeline.audit.reconcile import check_inputs_since, note_gradient, reconcile
-from pipeline.audit.repair import withdraw_damaged, withdraw_refused
-from pipeline.audit.scored import Scored, check_budget, read_scored
-from pipeline.audit.select import Each
-from pipeline.audit.status import Counts, StatusFile, final_state
-from pipeline.audit.top_documents import Reread
-from pipeline.audit.work import Work, note_device, work_of
+from pipeline.answers.select import Each
+from pipeline.answers.top_documents import Reread
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import ExitCode, instead_of_exit
 from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import Device
 from pipeline.models.sharing import SharedModels
-from pipeline.report.wording.files import recorded_model
+from pipeline.plan.allocation import allocation_record
+from pipeline.plan.stage_plan import Work, note_device, work_of
+from pipeline.run.dtypes import Arithmetic, note_arithmetic, with_types
+from pipeline.run.machine import LocalMachine
+from pipeline.run.plan import Plan, check_model_files, pending
+from pipeline.run.reconcile import check_inputs_since, note_gradient, reconcile
+from pipeline.run.remedies import recorded_model
+from pipeline.run.repair import withdraw_damaged, withdraw_refused
+from pipeline.run.scored import Scored, check_budget, read_scored
+from pipeline.run.status import Counts, StatusFile, final_state
 from pipeline.series.claims import check_ledger
 from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING

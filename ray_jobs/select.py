@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from pipeline.audit.description import build_config
-from pipeline.audit.history import answer_names
-from pipeline.audit.judge import judge_collection, judge_versions
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import Each, Scored, check_budget, each_in_turn, read_scored
-from pipeline.audit.select import Answering, check_training_keys, select_all
-from pipeline.audit.status import made_answer
-from pipeline.audit.summary import Summary
-from pipeline.audit.verdict import BlockKind, CollectionVerdict, write_verdict
+from pipeline.answers.collection_test import judge_collection, judge_versions
+from pipeline.answers.select import Answering, check_training_keys, select_all
+from pipeline.answers.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.bundle.pack import pack_run
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
 from pipeline.report.page import rewrite_report, write_report
+from pipeline.run.history import answer_names
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import Each, Scored, check_budget, each_in_turn, read_scored
+from pipeline.run.status import made_answer
+from pipeline.run.summary import Summary
 from pipeline.series.claims import claim_of, file_result
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock

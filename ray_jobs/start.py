@@ -8,18 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.audit.arithmetic import Arithmetic, Deciding, decide_types, earlier_arithmetic
-from pipeline.audit.machine import (
-    LocalMachine,
-    Node,
-    copies_on_a_node,
-    local_machine,
-    machine_node,
-    runs_locally,
-)
-from pipeline.audit.plan import Plan, pending
-from pipeline.audit.preflight import RUN, PreflightChecks, begin_checks, check_before_scoring, stored_preflight
-from pipeline.audit.work import device_on_file, with_memory
+from pipeline.checks.document_checks import PreflightChecks, stored_preflight
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import adapters_of, parse_detectors
@@ -27,6 +16,18 @@ from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
+from pipeline.plan.preflight import RUN, begin_checks, check_before_scoring
+from pipeline.plan.stage_plan import device_on_file, with_memory
+from pipeline.run.dtypes import Arithmetic, Deciding, decide_types, earlier_arithmetic
+from pipeline.run.machine import (
+    LocalMachine,
+    Node,
+    copies_on_a_node,
+    local_machine,
+    machine_node,
+    runs_locally,
+)
+from pipeline.run.plan import Plan, pending
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from ray_jobs.cluster import (

@@ -20,16 +20,16 @@ from pipeline.errors import LINE_BREAK, one_line, visible
 from pipeline.stages import is_scoring
 
 if TYPE_CHECKING:
-    from pipeline.audit.evaluation import Evaluation
-    from pipeline.audit.status import Status
-    from pipeline.audit.summary import Summary
-    from pipeline.audit.verdict import CollectionVerdict
+    from pipeline.answers.evaluation import Evaluation
+    from pipeline.answers.verdict import CollectionVerdict
     from pipeline.bundle.verify import BundleVerification
     from pipeline.compare.comparison import Comparison
     from pipeline.compare.joint import JointReport
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.mark.mark import Marked
+    from pipeline.run.status import Status
+    from pipeline.run.summary import Summary
     from pipeline.series.summary import SeriesSummary
     from pipeline.trial.progress import TrialStatus
     from pipeline.trial.trial import TrialOutcome
@@ -112,7 +112,7 @@ def _pass_in_words(entry: dict[str, Any]) -> str:
 
 
 def print_plan(facts: dict[str, Any]) -> None:
-    """Print the forecast of a run (`pipeline.audit.forecast`)."""
+    """Print the forecast of a run (`pipeline.plan.forecast`)."""
     screen = console()
     model = facts["model"]
     chosen = f", {model['chosen']}" if model.get("chosen") else ""
@@ -135,7 +135,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     screen.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
     seconds = facts["estimated_seconds_one_worker"]
     if seconds is not None:
-        from pipeline.audit.status import duration
+        from pipeline.run.status import duration
 
         screen.print(
             f"about {facts['estimated_tokens']:,} tokens a pass; "
@@ -163,7 +163,7 @@ def print_plan(facts: dict[str, Any]) -> None:
         screen.lines(f"{head}{mark}{entry['sentence']}")
     expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
     if expected is not None:
-        from pipeline.report.wording.verdict import expected_text
+        from pipeline.answers.verdict_text import expected_text
 
         screen.lines(expected_text(expected))
     if "window" in facts:
@@ -190,7 +190,7 @@ def print_starter(facts: dict[str, Any], command: str) -> None:
 
 def progress_lines(status: Status | TrialStatus) -> list[str]:
     """The progress of a run, without its answers; or of a trial and its current audit."""
-    from pipeline.audit.status import Status
+    from pipeline.run.status import Status
 
     if not isinstance(status, Status):
         lines = [status.line(), *([status.message] if status.message else [])]
@@ -218,7 +218,7 @@ _LEFT_OUT = ("strict", "threshold p", "procedure")
 
 
 def _table_of(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
-    from pipeline.audit.conclusion import STYLES
+    from pipeline.run.conclusion import STYLES
     from pipeline.selection.guarantees import ConclusionValue
 
     contradicted = ConclusionValue.CONTRADICTED
@@ -248,8 +248,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print a table of the answers, the contradicted ones, and the guarantee of each list."""
     if not summaries:
         return
-    from pipeline.report.wording.bounds import bound_sentence
-    from pipeline.report.wording.brief import next_steps
+    from pipeline.answers.bounds import bound_sentence
+    from pipeline.report.brief import next_steps
 
     screen, left_out = console(), list[str]()
     table = _table_of(summaries, left_out)
@@ -279,8 +279,8 @@ def print_outcome(run: str, status: Status, report: str) -> None:
 
 def print_verdict(verdict: CollectionVerdict) -> None:
     """Print the verdict on a collection: the answer, its contradictions, and its numbers."""
-    from pipeline.audit.conclusion import STYLES
-    from pipeline.report.wording.conclusion import WARNING
+    from pipeline.run.conclusion import STYLES
+    from pipeline.run.conclusion_text import WARNING
     from pipeline.selection.guarantees import ConclusionValue, Outcome
 
     screen = console()
@@ -299,8 +299,8 @@ def print_verdict(verdict: CollectionVerdict) -> None:
 
 def print_answers(run: str, summaries: Sequence[Summary]) -> None:
     """Print the answers of a run, and the effect of several questions on their guarantee."""
-    from pipeline.audit.history import read_history, several_questions
     from pipeline.config.selection import HISTORY
+    from pipeline.run.history import read_history, several_questions
     from pipeline.store.files import Store
 
     print_summaries(summaries)
@@ -354,7 +354,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Print models on all and on the clean items, changes of places, and the basis of the numbers."""
     from pipeline.compare.ranking import ranking_table_of
-    from pipeline.report.wording.conclusion import WARNING
+    from pipeline.run.conclusion_text import WARNING
 
     screen = console()
     clean = ranking.clean

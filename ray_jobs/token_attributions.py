@@ -15,12 +15,12 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.top_documents import Reread
+from pipeline.answers.top_documents import Reread
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import error_line
 from pipeline.models.sharing import SharedModels
+from pipeline.run.machine import LocalMachine
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Event, Failure, TokenSettings
 from pipeline.stages.local import finish_shards

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.audit.verdict import CollectionVerdict
+    from pipeline.answers.verdict import CollectionVerdict
     from pipeline.config.audit import AuditConfig
     from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, detector
     from pipeline.detectors.likelihood import mean_of_all, mean_of_lowest
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "pipeline.audit.verdict": ("CollectionVerdict",),
+    "pipeline.answers.verdict": ("CollectionVerdict",),
     "pipeline.config.audit": ("AuditConfig",),
     "pipeline.detectors.base": ("FORWARD", "GRADIENT", "LOWERCASE", "REFERENCE", "Evidence", "detector"),
     "pipeline.detectors.likelihood": ("mean_of_all", "mean_of_lowest"),

@@ -11,10 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.audit.dependence import NO_GROUPS, GroupSizes, group_diagnostic
-from pipeline.audit.description import check_settings
-from pipeline.audit.diagnostics import diagnose_scores
-from pipeline.audit.summary import Summary, make_summary
+from pipeline.checks.dependence import NO_GROUPS, GroupSizes, group_diagnostic
+from pipeline.checks.diagnostics import diagnose_scores
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
@@ -30,7 +28,9 @@ from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
-from pipeline.report.wording.conclusion import GROUPED
+from pipeline.plan.description import check_settings
+from pipeline.run.conclusion_text import GROUPED
+from pipeline.run.summary import Summary, make_summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import procedure_of

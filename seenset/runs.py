@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.audit.collection import block_kind
-from pipeline.audit.description import build_config, load_config
-from pipeline.audit.digests import VerdictTables, read_selected
-from pipeline.audit.status import run_status
-from pipeline.audit.summary import Summary
-from pipeline.audit.verdict import CollectionVerdict
+from pipeline.answers.collection import block_kind
+from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed
+from pipeline.plan.description import build_config, load_config
+from pipeline.run.digests import VerdictTables, read_selected
+from pipeline.run.status import run_status
+from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.sparse import csr_array
 
-from pipeline.audit.draws import VersionDraws, table_in_memory, version_draws
+from pipeline.checks.draws import VersionDraws, table_in_memory, version_draws
 from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import checked_alpha
@@ -24,7 +24,7 @@ from pipeline.corpus.draw_features import versions_features
 from pipeline.corpus.inputs import DRAWN_TYPES
 from pipeline.errors import UserError, error_line
 from pipeline.models.load import LanguageModel
-from pipeline.report.wording.conclusion import WARNING
+from pipeline.run.conclusion_text import WARNING
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.versions import ASSUMPTION
 from pipeline.selection.versions import (

@@ -32,12 +32,12 @@ from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
 from examples.models import smollm2
-from pipeline.audit.detection import DetectorScores, detection
-from pipeline.audit.summary import read_summary
+from pipeline.answers.detection import DetectorScores, detection
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
 from pipeline.report.tables import as_text
+from pipeline.run.summary import read_summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from pipeline.training.train import FinetuneConfig, train

@@ -18,9 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from examples.demo.demo import console, ensure_passages
-from pipeline.audit.detection import DetectorScores, Estimate, detection, least_untrained
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import read_scored
+from pipeline.answers.detection import DetectorScores, Estimate, detection, least_untrained
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.config.yaml import build
@@ -30,6 +28,8 @@ from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import read_scored
 from pipeline.selection.engine import Scores
 from pipeline.store.files import Store
 from pipeline.training.train import train

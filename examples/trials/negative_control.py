@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rich.table import Table
 
 from examples.demo.demo import ensure_passages
-from pipeline.audit.detection import CONFIDENCE
+from pipeline.answers.detection import CONFIDENCE
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.documents import id_key

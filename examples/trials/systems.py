@@ -14,7 +14,7 @@ import yaml
 from rich.table import Table
 
 from examples.demo.demo import seenset
-from pipeline.audit.detection import DetectorScores, detection
+from pipeline.answers.detection import DetectorScores, detection
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors

@@ -23,8 +23,7 @@ import yaml
 from rich.table import Table
 
 from examples.demo.demo import ensure_passages, seenset
-from pipeline.audit.description import build_config
-from pipeline.audit.judge import version_part
+from pipeline.answers.collection_test import version_part
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
@@ -32,6 +31,7 @@ from pipeline.models.load import open_model
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward, restricted
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
+from pipeline.plan.description import build_config
 from pipeline.report.tables import as_text
 from pipeline.selection.versions import (
     VersionPart,

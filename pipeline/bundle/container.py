@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.audit.records import Record, VersionedRecord, sealed_values
-from pipeline.audit.verdict import BlockKind
+from pipeline.answers.verdict import BlockKind
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.errors import ExitCode, UserError
+from pipeline.run.records import Record, VersionedRecord, sealed_values
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST, is_sealed
 

@@ -18,10 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.audit.draws import VersionDraws, table_of, version_draws
-from pipeline.audit.judge import version_part
-from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
+from pipeline.answers.collection_test import version_part
 from pipeline.bundle.container import BundleIndex, RefutedError
+from pipeline.checks.draws import VersionDraws, table_of, version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import SelectionConfig
@@ -41,6 +40,7 @@ from pipeline.mark.commitment import (
     version_digest,
 )
 from pipeline.mark.mark import SCHEMA
+from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.selection.blocks import NONE
 from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict

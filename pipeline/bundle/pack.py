@@ -11,14 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
-from pipeline.audit.collection import Collection, read_collection
-from pipeline.audit.dependence import MOST, read_sketches
-from pipeline.audit.digests import VerdictTables
-from pipeline.audit.history import answered_selections, read_history, several_questions
-from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE
-from pipeline.audit.scored import Each, Scored, find_overlaps
-from pipeline.audit.summary import read_summary, summary_file
-from pipeline.audit.verdict import read_verdict
+from pipeline.answers.collection import Collection, read_collection
+from pipeline.answers.verdict import read_verdict
 from pipeline.bundle.container import RefutedError, pack_members
 from pipeline.bundle.contents import (
     DOCUMENTS,
@@ -31,6 +25,8 @@ from pipeline.bundle.contents import (
     verdicts_member,
 )
 from pipeline.bundle.verify import verify_bundle
+from pipeline.checks.dependence import MOST, read_sketches
+from pipeline.checks.overlap import find_overlaps
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -38,6 +34,11 @@ from pipeline.corpus.documents import read_shard, text_key
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.run.digests import VerdictTables
+from pipeline.run.history import answered_selections, read_history, several_questions
+from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
+from pipeline.run.scored import Each, Scored
+from pipeline.run.summary import read_summary, summary_file
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import FEATURES, VERSIONS
 from pipeline.store.receipts import Receipt, read_filed

@@ -15,13 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.collection import MOST_DOCUMENTS, Collection, depends
-from pipeline.audit.dependence import GroupSizes, breaks_bounds, group_diagnostic, near_duplicates_diagnostic
-from pipeline.audit.diagnostics import diagnose_scores, without_texts
-from pipeline.audit.judge import Setting, audited_model, judge_parts, judge_scores
-from pipeline.audit.manifest import Manifest
-from pipeline.audit.records import MANIFEST_FILE, VERDICT_FILE, opened
-from pipeline.audit.summary import BlindDiagnostic, Conclusion, Diagnostic, Summary, make_summary, series_place
+from pipeline.answers.collection import MOST_DOCUMENTS, Collection, depends
+from pipeline.answers.collection_test import Setting, audited_model, judge_parts, judge_scores
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
@@ -34,13 +29,18 @@ from pipeline.bundle.contents import (
     summary_member,
     verdicts_member,
 )
+from pipeline.checks.dependence import GroupSizes, breaks_bounds, group_diagnostic, near_duplicates_diagnostic
+from pipeline.checks.diagnostics import diagnose_scores, without_texts
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
-from pipeline.report.wording.conclusion import GROUPED, elsewhere_assumption
+from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
+from pipeline.run.manifest import Manifest
+from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE, opened
+from pipeline.run.summary import BlindDiagnostic, Conclusion, Diagnostic, Summary, make_summary, series_place
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known

@@ -19,10 +19,7 @@ from pydantic import Field, JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.audit.conclusion import Concluded
-from pipeline.audit.manifest import InputRecord
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.summary import Summary
+from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import (
     FinishedRun,
     JoinedRuns,
@@ -39,7 +36,10 @@ from pipeline.errors import UserError
 from pipeline.report.contents import common_folder, run_names
 from pipeline.report.tables import of_numbers
 from pipeline.report.templates import BLUE, FigureImage, draw, label, render
-from pipeline.report.wording import comparison as wording
+from pipeline.run.conclusion import Concluded
+from pipeline.run.manifest import InputRecord
+from pipeline.run.records import Record, VersionedRecord
+from pipeline.run.summary import Summary
 from pipeline.selection.conformal import mix
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.audit.digests import VerdictTables, verdicts_file
-from pipeline.audit.history import answer_names, read_history
-from pipeline.audit.manifest import Manifest, read_run
-from pipeline.audit.records import Record
-from pipeline.audit.status import read_status
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.compare.texts import same_model, shared_documents
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.report.contents import common_folder, model_name
-from pipeline.report.wording.comparison import same_model, shared_documents
-from pipeline.report.wording.files import answered_by
+from pipeline.run.digests import VerdictTables, verdicts_file
+from pipeline.run.history import answer_names, read_history
+from pipeline.run.manifest import Manifest, read_run
+from pipeline.run.records import Record
+from pipeline.run.remedies import answered_by
+from pipeline.run.status import read_status
+from pipeline.run.summary import Summary, read_summary
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.pieces import SortedRows

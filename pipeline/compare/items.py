@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.audit.conclusion import Concluded
-from pipeline.audit.summary import Summary
+from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, documents_of, run_record
 from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
-from pipeline.report.wording import comparison as wording
+from pipeline.run.conclusion import Concluded
+from pipeline.run.summary import Summary
 from pipeline.selection.joint import joint_levels
 
 _LEAST_CHECKED = 5

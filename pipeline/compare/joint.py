@@ -15,9 +15,7 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.audit.conclusion import Concluded, weakest
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.summary import Summary
+from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import (
     FinishedRun,
     JoinedRuns,
@@ -32,8 +30,10 @@ from pipeline.compare.finished_runs import (
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
-from pipeline.report.wording import comparison as wording
-from pipeline.report.wording.conclusion import WARNING
+from pipeline.run.conclusion import Concluded, weakest
+from pipeline.run.conclusion_text import WARNING
+from pipeline.run.records import Record, VersionedRecord
+from pipeline.run.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import JOINTLY, ConclusionValue, GuaranteeKind
 from pipeline.selection.joint import (

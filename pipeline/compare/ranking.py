@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 from scipy.stats import rankdata
 
-from pipeline.audit.records import Record, VersionedRecord
+from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, items_of
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
-from pipeline.report.wording import comparison as wording
+from pipeline.run.records import Record, VersionedRecord
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces

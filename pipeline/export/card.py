@@ -14,13 +14,13 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
-from pipeline.audit.history import HistoryEntry, read_history, several_questions
+from pipeline.answers.bounds import bound_sentence
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
+from pipeline.export import texts as wording
 from pipeline.export.request import ExportPlan
-from pipeline.report.wording import export as wording
-from pipeline.report.wording.bounds import bound_sentence
+from pipeline.run.history import HistoryEntry, read_history, several_questions
 from pipeline.selection.guarantees import ConclusionValue
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")

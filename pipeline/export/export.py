@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.summary import read_summary
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource, kept_numbered, kept_rows
@@ -28,6 +27,7 @@ from pipeline.corpus.formats.columns import write_parquet
 from pipeline.corpus.formats.saved import split_of
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
+from pipeline.export import texts as wording
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
 from pipeline.export.place import (
     CARD_FILE,
@@ -49,7 +49,7 @@ from pipeline.export.request import (
     read_answered,
     resolve_request,
 )
-from pipeline.report.wording import export as wording
+from pipeline.run.summary import read_summary
 
 LIST_FILE = "list.jsonl"
 SAMPLES_FILE = "samples.json"

@@ -18,7 +18,6 @@ from typing import BinaryIO, Literal
 import fsspec
 from pydantic import Field
 
-from pipeline.audit.records import VersionedRecord, read_record
 from pipeline.config.paths import origin_of, written
 from pipeline.corpus.documents import ContentDigest, read_shard
 from pipeline.corpus.formats import format_named
@@ -27,7 +26,8 @@ from pipeline.corpus.inputs import find_inputs, stamp_of
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, not_opened
 from pipeline.export.request import ExportPlan
-from pipeline.report.wording.export import UNFINISHED_NOTE
+from pipeline.export.texts import UNFINISHED_NOTE
+from pipeline.run.records import VersionedRecord, read_record
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 

@@ -16,13 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.audit.digests import VerdictTables
-from pipeline.audit.history import answer_names
-from pipeline.audit.manifest import Manifest, read_run
-from pipeline.audit.summary import Summary, read_summary
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError, nearest
-from pipeline.report.wording.conclusion import WARNING
+from pipeline.run.conclusion_text import WARNING
+from pipeline.run.digests import VerdictTables
+from pipeline.run.history import answer_names
+from pipeline.run.manifest import Manifest, read_run
+from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.stages import SCORING
 from pipeline.store.files import Store

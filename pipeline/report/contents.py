@@ -14,13 +14,13 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from pipeline.audit.conclusion import Concluded
-from pipeline.audit.manifest import InputRecord, Provenance
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.summary import Summary
-from pipeline.audit.verdict import CollectionVerdict
+from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.formats import format_named
+from pipeline.run.conclusion import Concluded
+from pipeline.run.manifest import InputRecord, Provenance
+from pipeline.run.records import Record, VersionedRecord
+from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 
 CheckVerdict = Literal["failed", "inconclusive", "limited", "passed", "noted"]

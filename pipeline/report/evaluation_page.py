@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.audit.detection import tpr_at
-from pipeline.audit.evaluation import Evaluated, Evaluation, is_blind
-from pipeline.audit.manifest import read_run
+from pipeline.answers.detection import tpr_at
+from pipeline.answers.evaluation import Evaluated, Evaluation, is_blind
 from pipeline.config.models import display_name
 from pipeline.report.contents import model_name
 from pipeline.report.figures import plain_logs
 from pipeline.report.tables import PageTable, evaluation_table, page_table
 from pipeline.report.templates import COLOURS, INK, FigureImage, draw, label, put_legend, render
+from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def write_evaluation(store: Store, evaluated: Evaluated) -> str:
 
     Args:
         store: the run directory.
-        evaluated: result of `pipeline.audit.evaluation.evaluate_scores`.
+        evaluated: result of `pipeline.answers.evaluation.evaluate_scores`.
 
     Returns:
         the path or URL of evaluation.html.

@@ -14,20 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.audit.history import HistoryEntry, answer_names, read_history
-from pipeline.audit.manifest import Manifest, read_run
-from pipeline.audit.records import DUPLICATES, Record, parse_part
-from pipeline.audit.scored import doubtful_inputs
-from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
-from pipeline.audit.status import RunState, check_receipts, made_answer, read_status
-from pipeline.audit.summary import Summary
-from pipeline.audit.verdict import CollectionVerdict, read_verdict
+from pipeline.answers.selected import AlphaCurve, GroupCounts, ScoreHistogram
+from pipeline.answers.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
+from pipeline.run.history import HistoryEntry, answer_names, read_history
+from pipeline.run.manifest import Manifest, read_run
+from pipeline.run.records import DUPLICATES, Record, parse_part
+from pipeline.run.scored import doubtful_inputs
+from pipeline.run.status import RunState, check_receipts, made_answer, read_status
+from pipeline.run.summary import Summary
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts

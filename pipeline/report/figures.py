@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.audit.selected import AlphaCurve, GroupCounts, ScoreHistogram
-from pipeline.audit.summary import Summary
+from pipeline.answers.bounds import condition, null_share, share_text
+from pipeline.answers.selected import AlphaCurve, GroupCounts, ScoreHistogram
+from pipeline.report.brief import n_versions
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.templates import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
-from pipeline.report.wording.bounds import condition
-from pipeline.report.wording.brief import n_versions
-from pipeline.report.wording.numbers import documents, null_share, percent, share_text
+from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
+from pipeline.wording import documents, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

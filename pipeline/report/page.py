@@ -16,12 +16,19 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.audit.history import several_questions
-from pipeline.audit.records import Record
-from pipeline.audit.top_documents import TokenAttributions, read_attributions, read_thumbnails
+from pipeline.answers.top_documents import TokenAttributions, read_attributions, read_thumbnails
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import DamagedError, visible
+from pipeline.report.brief import (
+    assumptions,
+    brief_answer,
+    checks,
+    common_checks,
+    common_lights,
+    common_notes,
+    next_steps,
+)
 from pipeline.report.contents import (
     Folders,
     ModelReport,
@@ -33,17 +40,17 @@ from pipeline.report.contents import (
 )
 from pipeline.report.facts import NOT_SCORES, RunFacts, SelectionFacts, finite, first_selected, read_facts
 from pipeline.report.figures import draw_figures
-from pipeline.report.templates import FigureImage, page_script, render, script_hash
-from pipeline.report.wording.brief import (
-    assumptions,
-    brief_answer,
-    checks,
-    common_checks,
-    common_lights,
-    common_notes,
-    next_steps,
+from pipeline.report.selection_text import (
+    answer_text,
+    fine_tuned_notes,
+    history_report,
+    not_covered,
+    page_notices,
+    untested_note,
 )
-from pipeline.report.wording.selection import answer_text, fine_tuned, history_report, not_covered, notices, untested
+from pipeline.report.templates import FigureImage, page_script, render, script_hash
+from pipeline.run.history import several_questions
+from pipeline.run.records import Record
 from pipeline.store.files import Store
 
 NOT_AVAILABLE = "text not available"
@@ -120,7 +127,7 @@ def _report(run: RunFacts, texts: bool, figures: dict[str, list[FigureImage]]) -
         limit=run.manifest.limit,
         texts=texts,
         answered_at=run.history[-1].when if run.history else None,
-        notices=notices(run, texts),
+        notices=page_notices(run, texts),
         model=_model(run),
         selections=[_selection(run, selection, texts, figures[selection.name]) for selection in run.selections],
         verdict=run.verdict,
@@ -150,7 +157,7 @@ def _model(run: RunFacts) -> ModelReport:
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         max_tokens=run.manifest.config.max_tokens,
         counted="words" if weights is None else "tokens",
-        fine_tuned=fine_tuned(run),
+        fine_tuned=fine_tuned_notes(run),
     )
 
 
@@ -189,7 +196,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
-    lit = [untested(summary) for summary in summaries]  # the text of the light of the blind test
+    lit = [untested_note(summary) for summary in summaries]  # the text of the light of the blind test
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from pipeline.audit.detection import RATES, Detection, Estimate
-from pipeline.audit.evaluation import Evaluation
+from pipeline.answers.detection import RATES, Detection, Estimate
+from pipeline.answers.evaluation import Evaluation
 from pipeline.errors import visible
 
 Row = dict[str, Any]

@@ -24,8 +24,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 
+from pipeline.answers.bounds import null_share, share_text
 from pipeline.errors import UserError, visible
-from pipeline.report.wording import brief, numbers
+from pipeline.report import brief
+from pipeline.wording import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,9 +86,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=numbers.percent, pretty=_pretty)
+    environment.filters.update(percent=percent, pretty=_pretty)
     environment.filters.update(relative=lambda name, folders: folders.relative(name))
-    environment.globals.update(null_share=numbers.null_share, share_text=numbers.share_text)
+    environment.globals.update(null_share=null_share, share_text=share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, guarantee_on_page=brief.guarantee_on_page)
     return environment

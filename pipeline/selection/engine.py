@@ -20,11 +20,11 @@ from pipeline.errors import UserError
 from pipeline.selection.blocks import NONE, Blocks, Related
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.guarantees import percentage
 from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
 from pipeline.selection.procedures import procedure_of, why_unbounded
 from pipeline.selection.ranked import ranked
 from pipeline.selection.schedule import Level, Slot
+from pipeline.wording import percentage
 
 
 def answer(question: SelectionInput) -> Asking[Answer]:

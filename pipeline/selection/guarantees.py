@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Literal
@@ -13,10 +12,6 @@ from pydantic import Field
 from pipeline.selection.conformal import Grid
 
 GuaranteeKind = Literal["finite-sample", "asymptotic", "heuristic"]
-
-MOST_DIGITS = 17
-WRITTEN_DIGITS = 12
-"""Maximum significant digits of a number that a user wrote; a number with more was computed."""
 
 
 class _Word(StrEnum):
@@ -164,39 +159,3 @@ def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
         within = f"Within each of the {grid.groups} groups, and whatever the documents of the other groups are: "
         stated = replace(stated, assumption=within + stated.assumption[0].lower() + stated.assumption[1:])
     return stated
-
-
-def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
-    """Format a number with `digits` digits, or more if rounding would move it across a limit.
-
-    Args:
-        value: finite.
-        limit: the limit in the sentence.
-        digits: digits after the point, or significant digits.
-        kind: f: digits after the point (,f with thousands separators); g: significant digits.
-    """
-    for count in range(digits, MOST_DIGITS):
-        text = f"{value:{kind[:-1]}.{count}{kind[-1]}}"
-        shown = float(text.replace(",", ""))
-        if (shown > limit, shown < limit) == (value > limit, value < limit):
-            return text
-    return repr(value)
-
-
-def decimal(number: Fraction) -> str:
-    """Format a finite decimal exactly, without exponent."""
-    text = f"{Decimal(number.numerator) / Decimal(number.denominator):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def percentage(share: Fraction) -> str:
-    """Format a share that is a finite decimal exactly as a percentage: 1/20 is 5%, 0.9999999 is 99.99999%."""
-    return f"{decimal(100 * share)}%"
-
-
-def at_most(share: float) -> Fraction:
-    """A share in (0, 1) as written; a computed one, such as a part of alpha, rounded up to 3 digits."""
-    number = Decimal(repr(share))
-    if len(number.as_tuple().digits) > WRITTEN_DIGITS:
-        number = Context(prec=3, rounding=ROUND_CEILING).plus(number)
-    return Fraction(number)

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.selection.guarantees import Outcome, beside
+from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shares import clopper_pearson
 from pipeline.selection.thresholds import INFINITY, NO_VALUE, Moments, Threshold, bits_of, find_place, value_of
 from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage
+from pipeline.wording import beside
 
 GROUPS = 10
 LEAST_IN_GROUP = 10

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.audit.history import was_asked
-from pipeline.audit.judge import audited_model
-from pipeline.audit.plan import Plan
-from pipeline.audit.records import MANIFEST_FILE
-from pipeline.audit.scored import Scored
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.answers.collection_test import audited_model
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SeriesConfig
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
-from pipeline.report.wording import series as wording
+from pipeline.run.history import was_asked
+from pipeline.run.plan import Plan
+from pipeline.run.records import MANIFEST_FILE
+from pipeline.run.scored import Scored
+from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, share_of
+from pipeline.series import texts as wording
 from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry

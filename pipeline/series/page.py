@@ -19,8 +19,8 @@ from pipeline.report.templates import (
     put_legend,
     render,
 )
-from pipeline.report.wording import series as wording
 from pipeline.selection.guarantees import ConclusionValue
+from pipeline.series import texts as wording
 from pipeline.series.summary import LISTED, SeriesSummary, series_rows
 from pipeline.store.files import Store
 

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.audit.already_audited import reconcile_audited_texts, recorded_audited_texts
-from pipeline.audit.conclusion import Bounded
-from pipeline.audit.records import MANIFEST_FILE, VersionedRecord, parse_part
-from pipeline.audit.summary import GuaranteeKind
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
-from pipeline.report.wording.series import already_audited_phrase, clock_note, left_out_later
+from pipeline.run.already_audited import reconcile_audited_texts, recorded_audited_texts
+from pipeline.run.conclusion import Bounded
+from pipeline.run.records import MANIFEST_FILE, VersionedRecord, parse_part
+from pipeline.run.summary import GuaranteeKind
 from pipeline.selection.guarantees import ConclusionValue
+from pipeline.series.texts import already_audited_phrase, clock_note, left_out_later
 from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
 from pipeline.store.files import Store, real_address
 from pipeline.store.ledger import LedgerEntry, read_ledger

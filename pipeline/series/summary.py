@@ -16,20 +16,20 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.audit.conclusion import STYLES, Concluded
-from pipeline.audit.history import read_history
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.status import made_answer
-from pipeline.audit.summary import read_summary
 from pipeline.config.selection import Direction
 from pipeline.errors import DamagedError, ExitCode, UserError, is_of_storage
 from pipeline.report.tables import of_numbers
-from pipeline.report.wording import series as wording
-from pipeline.report.wording.conclusion import conclusion_shown
-from pipeline.report.wording.series import new_on_list, unread_earlier, unread_list
+from pipeline.run.conclusion import STYLES, Concluded
+from pipeline.run.conclusion_text import conclusion_shown
+from pipeline.run.history import read_history
+from pipeline.run.records import Record, VersionedRecord
+from pipeline.run.status import made_answer
+from pipeline.run.summary import read_summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.schedule import share_of
+from pipeline.series import texts as wording
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
+from pipeline.series.texts import new_on_list, unread_earlier, unread_list
 from pipeline.store.files import Store
 
 LISTED = 200
@@ -389,7 +389,7 @@ def _bound(name: str, answered: Sequence[tuple[int, ScanAnswer]], claims: Sequen
     ]
     text = wording.all_may_be_wrong(len(answers), selected)
     if wrong < selected:
-        clause = wording.wrong_clause(selected, wrong, right)
+        clause = wording.wrong_share_clause(selected, wrong, right)
         text = wording.lists_bound(len(answers), _rounded_down(1 - failing), clause, untested, without)
     return ListsBound(
         confidence=float(1 - failing),

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from pipeline.audit.collection import Collection, bound_of_blocks, depends
-from pipeline.audit.detection import UNDEFINED
-from pipeline.audit.verdict import LEVEL
+from pipeline.answers.collection import Collection, bound_of_blocks, depends
+from pipeline.answers.detection import UNDEFINED
+from pipeline.answers.verdict import LEVEL
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
-from pipeline.report.wording.trial import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.repeats import Pool, by_model, estimate_of, repeats
+from pipeline.trial.texts import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 
 COLLECTIONS = ("audited", "never trained on")
 """The audited documents; and only those that the model was not trained on, for which every result is wrong."""

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from pipeline.audit.description import MissingRoleError, build_config
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
 from pipeline.config.corpus import LIMITS, NEAR_SHARE, LimitsConfig, NearShare, Role, TrainingSource, TransformConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig
@@ -21,6 +20,7 @@ from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
+from pipeline.plan.description import MissingRoleError, build_config
 from pipeline.selection.procedures import procedure_of
 
 KNOWN_SHARE = 1 / 3

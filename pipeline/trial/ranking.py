@@ -15,11 +15,11 @@ from pipeline.compare.results import read_results_table
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, of_numbers, readable, shown
-from pipeline.report.wording.trial import ACCURACY_TITLE, AGREEMENT_TITLE
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.repeats import Pool, Repeat, estimate_of, repeats
+from pipeline.trial.texts import ACCURACY_TITLE, AGREEMENT_TITLE
 
 ITEMS = ("all", "selected", "clean")
 """Sets of items: all audited, those selected as clean, and those that are truly clean."""

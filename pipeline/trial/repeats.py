@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from pipeline.audit.blind import Known, blind_of, hold_out_known, picture_features, read_known
-from pipeline.audit.conclusion import conclude
-from pipeline.audit.dependence import is_dependent
-from pipeline.audit.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
-from pipeline.audit.halvings import Compared, blocks_among
-from pipeline.audit.words import Words
+from pipeline.answers.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
+from pipeline.checks.blind import Known, blind_of, hold_out_known, picture_features, read_known
+from pipeline.checks.dependence import is_dependent
+from pipeline.checks.held_out_auc import Compared, blocks_among
+from pipeline.checks.words import Words
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.run.conclusion import conclude
 from pipeline.selection.engine import Scores, Verdict, answer_all
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.trial.config import TrialConfig

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import PictureLooks, Shown, blind_scores, picture_features
-from pipeline.audit.halvings import LEAST
-from pipeline.audit.words import tokens
+from pipeline.checks.blind import PictureLooks, Shown, blind_scores, picture_features
+from pipeline.checks.held_out_auc import LEAST
+from pipeline.checks.words import tokens
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_duplicates import draw_families

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.audit.starter import (
+from pipeline.config.yaml import Written
+from pipeline.corpus.discovery import DataFiles
+from pipeline.plan.starter import (
     Source,
     Starter,
     data_of,
@@ -19,9 +21,7 @@ from pipeline.audit.starter import (
     takes_pictures,
     whole_file,
 )
-from pipeline.config.yaml import Written
-from pipeline.corpus.discovery import DataFiles
-from pipeline.report.wording.starter import OTHER_KIND
+from pipeline.plan.starter_text import OTHER_KIND
 from pipeline.trial.config import ContaminationConfig, TrialConfig
 
 _PREFERRED = ("unseen", None, "audit")

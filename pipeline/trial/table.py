@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Column, Table
 
-from pipeline.audit.detection import UNDEFINED
-from pipeline.audit.summary import Summary
+from pipeline.answers.detection import UNDEFINED
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
-from pipeline.report.wording import trial as wording
+from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
+from pipeline.trial import texts as wording
 from pipeline.trial.repeats import by_model, contradicts, estimate_of
 
 

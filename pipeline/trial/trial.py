@@ -22,15 +22,8 @@ import torch
 from rich.table import Table
 
 from pipeline import __version__
-from pipeline.audit.arithmetic import Deciding, decide_types, earlier_arithmetic, note_arithmetic, with_types
-from pipeline.audit.detection import DetectorScores, detection, roc
-from pipeline.audit.digests import read_selected
-from pipeline.audit.halvings import blocks_among
-from pipeline.audit.machine import usable_cores
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import Scored, read_scored
-from pipeline.audit.status import duration
-from pipeline.audit.summary import Summary
+from pipeline.answers.detection import DetectorScores, detection, roc
+from pipeline.checks.held_out_auc import blocks_among
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
@@ -47,13 +40,20 @@ from pipeline.report.tables import (
     detector_table,
 )
 from pipeline.report.templates import FigureImage
-from pipeline.report.wording import trial as wording
+from pipeline.run.digests import read_selected
+from pipeline.run.dtypes import Deciding, decide_types, earlier_arithmetic, note_arithmetic, with_types
+from pipeline.run.machine import usable_cores
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import Scored, read_scored
+from pipeline.run.status import duration
+from pipeline.run.summary import Summary
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial import page, table
+from pipeline.trial import texts as wording
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, audit_of
 from pipeline.trial.documents import Documents, check_inputs, read_documents

@@ -8,12 +8,12 @@ from report_run import build_run
 from signed import sign
 from test_trial import facts_of, swept_rows
 
-from pipeline.audit.detection import Estimate
-from pipeline.audit.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
-from pipeline.audit.manifest import read_run, write_manifest
-from pipeline.audit.selected import AlphaCurve, GroupCounts
+from pipeline.answers.detection import Estimate
+from pipeline.answers.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
+from pipeline.answers.selected import AlphaCurve, GroupCounts
 from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
+from pipeline.run.manifest import read_run, write_manifest
 from pipeline.store.files import Store
 from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.table import selection_table

@@ -16,22 +16,21 @@ from rich.console import Console
 from signed import sign
 
 import seenset
-from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.description import load_config
-from pipeline.audit.evaluation import evaluate_scores
-from pipeline.audit.history import read_history, several_questions
-from pipeline.audit.manifest import read_run
-from pipeline.audit.plan import make_plan
-from pipeline.audit.scored import read_scored
-from pipeline.audit.status import Counts, StatusFile, run_status
+from pipeline.answers.evaluation import evaluate_scores
 from pipeline.compare.finished_runs import documents_of, open_finished
 from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
 from pipeline.export.request import ExportRequest
+from pipeline.plan.description import load_config
 from pipeline.report.contents import Folders
 from pipeline.report.facts import read_facts
 from pipeline.report.page import read_listings, write_report
+from pipeline.run.history import read_history, several_questions
+from pipeline.run.manifest import read_run
+from pipeline.run.plan import make_plan
+from pipeline.run.scored import KEYS_SCHEMA, read_scored
+from pipeline.run.status import Counts, StatusFile, run_status
 from pipeline.series.summary import read_series
 from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation

@@ -12,13 +12,13 @@ from finished import run
 from made_up import sentence, write_audit
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards, stamp_of
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.stages import worker
 from pipeline.stages.base import Placement
 from pipeline.stages.process import file_rows

@@ -12,10 +12,10 @@ from finished import rows, run
 from made_up import sentence, write_audit
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.load import RECORD, check_adapter_digests
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
 from pipeline.stages.registry import stages_of

@@ -13,12 +13,12 @@ from made_up import MakeAudit
 from object_store import BUCKET, object_store
 from rich.console import Console
 
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.status import run_status
-from pipeline.audit.top_documents import attributions_file
-from pipeline.audit.work import work_of
+from pipeline.answers.top_documents import attributions_file
 from pipeline.models.devices import Device
+from pipeline.plan.description import load_config
+from pipeline.plan.stage_plan import work_of
+from pipeline.run.plan import make_plan
+from pipeline.run.status import run_status
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from ray_jobs.audit import RunResult, run_audit

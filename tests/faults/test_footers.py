@@ -11,12 +11,12 @@ from clusters import output_of
 from commands import refusal
 from made_up import MakeAudit
 
-from pipeline.audit.description import load_config
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.parquet import check_chunks, text_bytes_of
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
 
 FLIPS = 60
 SLOW_FLIPS = 2000

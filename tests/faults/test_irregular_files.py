@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from commands import user_error
 
-from pipeline.audit.description import build_config, load_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.inputs import find_inputs
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config, load_config
+from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 from pipeline.store.ledger import read_ledger
 

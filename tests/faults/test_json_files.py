@@ -22,9 +22,6 @@ from hypothesis import strategies as st
 from made_up import sentence
 from marked_runs import write_texts
 
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import plan_checks
-from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
@@ -35,6 +32,9 @@ from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
 from pipeline.export.request import RowMarks
 from pipeline.mark.mark import MarkRequest, mark_documents
+from pipeline.plan.preflight import plan_checks
+from pipeline.plan.starter import audit_starter
+from pipeline.run.plan import make_plan
 
 ROWS = [{"id": f"d{number}", "text": sentence(number)} for number in range(60)]
 BOM = "\ufeff"

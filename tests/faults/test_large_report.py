@@ -12,7 +12,7 @@ import pytest
 from clusters import output_of
 from report_run import amend, build_run
 
-from pipeline.audit.selected import ScoreHistogram
+from pipeline.answers.selected import ScoreHistogram
 from pipeline.store.files import Store
 from pipeline.store.pieces import write_pieces
 from pipeline.store.receipts import read_receipts, write_receipt

@@ -15,15 +15,15 @@ from bounded_memory import run_within
 from datasets import Dataset
 from made_up import write_columns
 
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import reconciled_shards, write_shards
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import reconciled_shards, write_shards
+from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 
 

@@ -18,7 +18,7 @@ import ray
 import ray_jobs.nodes
 from ray.cluster_utils import Cluster
 from rich.console import Console
-from pipeline.audit.description import load_config
+from pipeline.plan.description import load_config
 from pipeline.errors import UserError
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter

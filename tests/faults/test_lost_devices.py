@@ -9,8 +9,6 @@ from made_up import sentence, write_corpus
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import LostDeviceError
@@ -18,6 +16,8 @@ from pipeline.models.devices import check_lost
 from pipeline.models.load import open_model, open_paraphraser
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseFailure, ParaphraseSettings, draw_paraphrases
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import stages_of

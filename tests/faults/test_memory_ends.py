@@ -7,8 +7,8 @@ import torch
 from made_up import MakeAudit, sentence
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

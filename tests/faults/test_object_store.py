@@ -21,14 +21,14 @@ from finished import run
 from made_up import MakeAudit, sentence
 from object_store import BUCKET, ObjectStore, object_store
 
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name
 

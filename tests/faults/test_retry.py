@@ -13,13 +13,13 @@ from finished import rows, run
 from made_up import MakeAudit, sentence, write_audit
 from openai_server import Said, openai_server
 
-from pipeline.audit.description import load_config
-from pipeline.audit.manifest import read_run
-from pipeline.audit.repair import check_reasons, withdraw_refused
 from pipeline.corpus.reasons import FAULTS
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError
+from pipeline.plan.description import load_config
+from pipeline.run.manifest import read_run
+from pipeline.run.repair import check_reasons, withdraw_refused
 from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

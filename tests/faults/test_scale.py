@@ -18,15 +18,15 @@ import pytest
 from clusters import output_of
 from made_up import sentence
 
-from pipeline.audit.description import load_config
-from pipeline.audit.manifest import read_shards, reconciled_shards, write_shards
-from pipeline.audit.overlap import repeated_ids
-from pipeline.audit.plan import make_plan
-from pipeline.audit.records import SHARDS_FILE
-from pipeline.audit.selected import ORDER, STRENGTH, write_selected
+from pipeline.answers.selected import ORDER, STRENGTH, write_selected
+from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.near_duplicates import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
 from pipeline.corpus.shard import BY_ID, Shard, place_of
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
+from pipeline.run.manifest import read_shards, reconciled_shards, write_shards
+from pipeline.run.plan import make_plan
+from pipeline.run.records import SHARDS_FILE
 from pipeline.stages.events import Failure
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -13,9 +13,9 @@ from made_up import MakeAudit, sentence, write_jsonl
 from pydantic import ValidationError
 from rich.console import Console
 
-from pipeline.audit.description import load_config
-from pipeline.audit.summary import Summary
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
+from pipeline.run.summary import Summary
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry
@@ -113,7 +113,7 @@ def test_a_run_that_dies_after_its_answer_is_healed_by_the_same_command(
 def test_a_run_that_dies_before_its_answer_has_spent_its_level_and_goes_on_with_it(
     scan: MakeAudit, tmp_path: Path
 ) -> None:
-    run_that_dies(scan(), "pipeline.audit.select._answer_all")
+    run_that_dies(scan(), "pipeline.answers.select._answer_all")
     assert not (tmp_path / "run" / "selection").exists()
     assert [one.filing for one in schedule_in(tmp_path).scans] == [None]
     assert "has place 1 of 4 already, and keeps it" in run(scan())[1]

@@ -42,7 +42,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
-from pipeline.audit.description import load_config
+from pipeline.plan.description import load_config
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 
@@ -90,7 +90,7 @@ import json, os, sys
 import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
-from pipeline.audit.description import load_config
+from pipeline.plan.description import load_config
 from pipeline.errors import UserError
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter

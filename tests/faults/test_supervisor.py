@@ -11,8 +11,8 @@ import psutil
 import pytest
 from clusters import until
 
-from pipeline.audit.machine import may_need_cluster
 from pipeline.config.audit import ResourcesConfig
+from pipeline.run.machine import may_need_cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child dies with its parent on Linux alone")
 

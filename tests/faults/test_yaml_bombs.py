@@ -9,10 +9,10 @@ from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.audit.description import load_config
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import MOST_BYTES, build, load_yaml
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
 
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(20)
@@ -22,7 +22,7 @@ LAUGHS = "a: &a [lol, lol]\n" + "".join(
 def test_an_alias_bomb_is_refused_at_once_within_little_memory(tmp_path: Path) -> None:
     (tmp_path / "audit.yaml").write_text(LAUGHS)
     imports = """
-    from pipeline.audit.description import load_config
+    from pipeline.plan.description import load_config
     from pipeline.errors import UserError
     """
     code = f"""

@@ -10,20 +10,20 @@ import pyarrow as pa
 from commands import user_error
 from made_up import sentence
 
-from pipeline.audit.blind import BlindTest
-from pipeline.audit.description import build_config
-from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, write_manifest, write_shards
-from pipeline.audit.plan import make_plan
-from pipeline.audit.records import write_part
-from pipeline.audit.scored import read_scored
-from pipeline.audit.select import select_all
+from pipeline.answers.select import select_all
+from pipeline.checks.blind import BlindTest
+from pipeline.checks.diagnostics import blind_file
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_duplicates import sketch
 from pipeline.corpus.shard import Shard
 from pipeline.export.export import Exported, write_export
 from pipeline.export.request import ExportRequest
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import AuditedModel, InputRecord, Manifest, write_manifest, write_shards
+from pipeline.run.plan import make_plan
+from pipeline.run.records import write_part
+from pipeline.run.scored import read_scored
 from pipeline.selection.guarantees import Outcome
 from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema

@@ -10,11 +10,11 @@ import pyarrow as pa
 from rich.console import Console
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.reconcile import reconcile
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import Shard
+from pipeline.plan.description import load_config
+from pipeline.run.plan import Plan, make_plan
+from pipeline.run.reconcile import reconcile
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
 from pipeline.stages.registry import stages_of

@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.models.unchanged import ModelDigests
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.store.files import Store
 

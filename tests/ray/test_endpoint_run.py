@@ -18,8 +18,6 @@ from finished import rows, run
 from made_up import MakeAudit, sentence
 from openai_server import openai_server
 
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.corpus.documents import read_shard, text_digest
 from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence
@@ -31,6 +29,8 @@ from pipeline.errors import ExitCode, StopError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.stages import local
 from pipeline.stages.base import Placement, without
 from pipeline.stages.events import Advance

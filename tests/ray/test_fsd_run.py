@@ -9,7 +9,6 @@ import pytest
 from finished import rows, run, run_trial, written
 from made_up import MakeAudit, sentence, write_jsonl
 
-from pipeline.audit.machine import ActorShape, Node
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.documents import text_key
@@ -17,6 +16,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import RECORD, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
+from pipeline.run.machine import ActorShape, Node
 from pipeline.trial.config import build_trial
 from ray_jobs.finetune import AdapterJob, trainings_beside
 

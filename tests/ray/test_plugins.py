@@ -16,12 +16,12 @@ from finished import rows, run
 from made_up import MakeAudit, write_audit
 from rich.console import Console
 
-from pipeline.audit.description import load_config
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, IncompleteError, StopError, UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
+from pipeline.plan.description import load_config
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.supervisor import note_cluster

@@ -7,8 +7,8 @@ import torch
 from made_up import MakeAudit
 from two_nodes import on_two_nodes
 
-from pipeline.audit.manifest import read_run
 from pipeline.models.arithmetic import FLAGS_VARIABLE
+from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
 
 pytestmark = pytest.mark.floating_point

@@ -14,9 +14,9 @@ from finished import run, selection_digest
 from made_up import MakeAudit, sentence, write_audit, write_jsonl
 from rich.console import Console
 
-from pipeline.audit.description import load_config
-from pipeline.audit.status import run_status
 from pipeline.errors import ExitCode, IncompleteError, UserError
+from pipeline.plan.description import load_config
+from pipeline.run.status import run_status
 from ray_jobs import start
 from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter

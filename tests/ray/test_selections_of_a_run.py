@@ -19,11 +19,11 @@ from made_up import write_corpus
 from signed import file_blind_test, sign
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.summary import BlindDiagnostic, Summary
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
+from pipeline.plan.description import build_config
+from pipeline.run.summary import BlindDiagnostic, Summary
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt

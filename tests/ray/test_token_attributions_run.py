@@ -13,12 +13,12 @@ from finished import run
 from made_up import sentence, write_audit
 from signed import sign
 
-from pipeline.audit.description import build_config
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import Answering, select_all
-from pipeline.audit.top_documents import TokenAttributions, attributions_file, read_attributions
+from pipeline.answers.select import Answering, select_all
+from pipeline.answers.top_documents import TokenAttributions, attributions_file, read_attributions
+from pipeline.plan.description import build_config
+from pipeline.run.machine import LocalMachine
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import each_in_turn, read_scored
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt

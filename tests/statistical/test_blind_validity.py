@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from pipeline.audit.blind import blind_of, hold_out
-from pipeline.audit.halvings import Compared, held_out
+from pipeline.checks.blind import blind_of, hold_out
+from pipeline.checks.held_out_auc import Compared, held_out
 
 RUNS = 250
 FEATURES = 20

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.audit.dependence import breaks_bounds
-from pipeline.audit.summary import NearDuplicates as NearCopies
+from pipeline.checks.dependence import breaks_bounds
+from pipeline.run.summary import NearDuplicates as NearCopies
 from pipeline.selection.blocks import EXCESS, INFLATION, Blocks, Related, Sizes
 from pipeline.selection.bounds import bounds_of_lists
 from pipeline.selection.conformal import Grid, RankCounts

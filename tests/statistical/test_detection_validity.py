@@ -7,7 +7,7 @@ import pytest
 from scipy.special import betainc
 from scipy.stats import beta, binom, norm
 
-from pipeline.audit.detection import (
+from pipeline.answers.detection import (
     CONFIDENCE,
     RATES,
     Detection,
@@ -16,7 +16,7 @@ from pipeline.audit.detection import (
     least_untrained,
     threshold_places,
 )
-from pipeline.report.wording.evaluation import too_few_untrained
+from pipeline.answers.evaluation_text import too_few_untrained
 from pipeline.selection.shares import clopper_pearson
 
 ERROR = 1 - CONFIDENCE

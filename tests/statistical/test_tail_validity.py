@@ -7,12 +7,12 @@ import pytest
 from scipy.stats import binom
 from test_blind_validity import Means
 
-from pipeline.audit.blind import TAIL_LEVEL as LEVEL
-from pipeline.audit.blind import blind_of, blind_tail, cauchy, word_model
-from pipeline.audit.dependence import LARGE
-from pipeline.audit.halvings import Compared, HeldOut, held_out
-from pipeline.audit.minority import one_role_p
-from pipeline.audit.words import word_counts
+from pipeline.checks.blind import TAIL_LEVEL as LEVEL
+from pipeline.checks.blind import blind_of, blind_tail, cauchy, word_model
+from pipeline.checks.dependence import LARGE
+from pipeline.checks.held_out_auc import Compared, HeldOut, held_out
+from pipeline.checks.tail_check import one_role_p
+from pipeline.checks.words import word_counts
 from pipeline.corpus.near_duplicates import near_families, sketches_of_texts
 
 RUNS = 200

@@ -13,12 +13,12 @@ from finished import refile, run, score_run, with_column
 from made_up import sentence, write_audit, write_corpus
 from signed import file_blind_test
 
-from pipeline.audit.description import load_config
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import Answering, select_all
-from pipeline.audit.summary import BlindDiagnostic
+from pipeline.answers.select import Answering, select_all
 from pipeline.bundle.container import INDEX, pack_members, unpack
+from pipeline.plan.description import load_config
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import each_in_turn, read_scored
+from pipeline.run.summary import BlindDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, Receipt, sealed

@@ -12,10 +12,10 @@ from finished import refile, run, with_column
 from made_up import sentence, write_audit, write_jsonl
 from signed import sign
 
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import read_run
-from pipeline.audit.scored import each_in_turn, read_scored
-from pipeline.audit.select import Answering, select_all
+from pipeline.answers.select import Answering, select_all
+from pipeline.plan.description import build_config
+from pipeline.run.manifest import read_run
+from pipeline.run.scored import each_in_turn, read_scored
 from pipeline.store.files import Store
 
 ITEMS, KNOWN = 60, 99

@@ -7,12 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.audit.description import build_config
-from pipeline.audit.draws import DrawsPreview, VersionDraws, table_in_memory, version_draws
-from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.preflight import PLAN, check_documents
+from pipeline.checks.draws import DrawsPreview, VersionDraws, table_in_memory, version_draws
 from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, versions_features
+from pipeline.plan.description import build_config
+from pipeline.plan.preflight import PLAN, check_documents
+from pipeline.run.plan import Plan, make_plan
 
 Row = dict[str, Any]
 SYLLABLES = (

@@ -13,8 +13,8 @@ import yaml
 from commands import ended
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.judge import version_part
+from pipeline.answers.collection_test import version_part
+from pipeline.plan.description import build_config
 from pipeline.selection.versions import VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -9,12 +9,16 @@ import numpy as np
 import pyarrow as pa
 from signed import sign
 
-from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
-from pipeline.audit.records import write_record
-from pipeline.audit.resolution import resolution
-from pipeline.audit.status import Counts, StatusFile
-from pipeline.audit.summary import (
+from pipeline.checks.blind import blind_diagnostic
+from pipeline.checks.resolution import resolution
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
+from pipeline.corpus.keys import excerpt_of
+from pipeline.run.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
+from pipeline.run.records import write_record
+from pipeline.run.status import Counts, StatusFile
+from pipeline.run.summary import (
     Conclusion,
     CountDiagnostic,
     OverlapDiagnostic,
@@ -24,10 +28,6 @@ from pipeline.audit.summary import (
     read_summary,
     summary_file,
 )
-from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
-from pipeline.corpus.keys import excerpt_of
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.guarantees import Outcome, StrictAnswer
 from pipeline.selection.passes import PLAIN

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from pipeline.audit.diagnostics import blind_file
-from pipeline.audit.digests import digests_file, digests_of, scores_digest, write_digests
-from pipeline.audit.records import MANIFEST_FILE, SHARDS_FILE, write_part
-from pipeline.audit.select import run_digests
-from pipeline.audit.status import STATUS_FILE
-from pipeline.audit.summary import BlindDiagnostic
+from pipeline.answers.select import run_digests
+from pipeline.checks.diagnostics import blind_file
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
+from pipeline.run.digests import digests_file, digests_of, scores_digest, write_digests
+from pipeline.run.records import MANIFEST_FILE, SHARDS_FILE, write_part
+from pipeline.run.status import STATUS_FILE
+from pipeline.run.summary import BlindDiagnostic
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, sealed

@@ -8,9 +8,6 @@ import pytest
 import torch
 from commands import ended, user_error
 
-from pipeline.audit.arithmetic import Deciding, decide_types, read_arithmetic, with_types
-from pipeline.audit.description import build_config
-from pipeline.audit.manifest import read_run
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
@@ -25,6 +22,9 @@ from pipeline.models.arithmetic import (
     processor_here,
 )
 from pipeline.models.load import open_model
+from pipeline.plan.description import build_config
+from pipeline.run.dtypes import Deciding, decide_types, read_arithmetic, with_types
+from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
 
 pytestmark = pytest.mark.floating_point

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from commands import user_error
 
-from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import Document, read_shard
@@ -29,6 +28,7 @@ from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.request import RowMarks
+from pipeline.plan.starter import audit_starter
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(60)]
 KINDS = [(kind, codec) for kind in ("stream", "file") for codec in (None, "lz4", "zstd")]

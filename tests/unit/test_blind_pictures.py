@@ -11,9 +11,9 @@ import pytest
 from picture_models import encoded, picture_audit
 from PIL import Image
 
-from pipeline.audit.blind import PictureLooks, blind, blind_test, looks_of, picture_features
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
+from pipeline.checks.blind import PictureLooks, blind, blind_test, looks_of, picture_features
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 
 COUNT = 120
 

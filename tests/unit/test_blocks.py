@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seenset
-from pipeline.audit.dependence import GroupSizes
+from pipeline.checks.dependence import GroupSizes
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.report.wording.conclusion import GROUPED
+from pipeline.run.conclusion_text import GROUPED
 from pipeline.selection.blocks import NONE, Blocks, Related, Sizes
 from pipeline.selection.conformal import Grid, RankCounts
 from pipeline.selection.engine import Scores, Verdict, answer_all

@@ -9,9 +9,9 @@ import pytest
 from commands import user_error
 from made_up_scans import scan_config, scan_scores, scan_summary
 
-from pipeline.audit.history import note_answers
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.plugins import load_plugins, read_plugins
+from pipeline.run.history import note_answers
 from pipeline.selection.schedule import Slot
 from pipeline.series import claims
 from pipeline.series.claims import check_ledger, claim_slots, file_result, scan_key

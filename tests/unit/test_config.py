@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from commands import user_error
 
-from pipeline.audit.description import build_config, load_config
+from pipeline.plan.description import build_config, load_config
 
 
 def audit(**changes: Any) -> dict[str, Any]:

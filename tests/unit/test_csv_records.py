@@ -15,8 +15,6 @@ from commands import here, refusal, user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import plan_checks
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Dialect
 from pipeline.config.yaml import build
@@ -35,6 +33,8 @@ from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks
+from pipeline.plan.preflight import plan_checks
+from pipeline.run.plan import make_plan
 
 ROWS = [f"d{number},a text of plain words number {number}" for number in range(60)]
 

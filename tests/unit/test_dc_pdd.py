@@ -13,10 +13,6 @@ import torch
 from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import allocation_record, hashes
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.work import work_of
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
@@ -24,6 +20,10 @@ from pipeline.detectors.base import Prefix
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows
+from pipeline.plan.allocation import allocation_record, hashes
+from pipeline.plan.description import build_config
+from pipeline.plan.stage_plan import work_of
+from pipeline.run.plan import make_plan
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.audit.blind import blind
-from pipeline.audit.density_ratio import effective_number, fit_ratio, weighted_auc
-from pipeline.audit.halvings import TOLERANCE, Compared
-from pipeline.audit.words import word_counts
+from pipeline.checks.blind import blind
+from pipeline.checks.held_out_auc import TOLERANCE, Compared
+from pipeline.checks.words import word_counts
+from pipeline.plan.density_ratio import effective_number, fit_ratio, weighted_auc
 
 WORDS = [f"word{i}" for i in range(300)]
 

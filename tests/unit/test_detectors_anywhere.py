@@ -17,9 +17,9 @@ from tiny_t5 import save_tiny_t5
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.detectors.base import detector_names
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -14,7 +14,6 @@ import torch
 from finished import score_run
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import load_config
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import Evidence, plan_passes
@@ -23,6 +22,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import repeated, tokenize
 from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.plan.description import load_config
 from pipeline.stages.registry import forward_passes
 from pipeline.store.receipts import read_receipts
 

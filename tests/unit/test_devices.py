@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from pipeline.audit.description import build_config
-from pipeline.audit.machine import LocalMachine
-from pipeline.audit.work import device_on_file, note_device
 from pipeline.errors import UserError
 from pipeline.models.devices import CPU, ENVIRONMENT, Device, compute_as
 from pipeline.passes.budget import Budget
+from pipeline.plan.description import build_config
+from pipeline.plan.stage_plan import device_on_file, note_device
+from pipeline.run.machine import LocalMachine
 from pipeline.stages.base import Placement, Stage, Wanted
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -9,14 +9,14 @@ import pytest
 from made_up import write_audit, write_corpus
 from test_blind_validity import Means
 
-from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
-from pipeline.audit.description import load_config
-from pipeline.audit.halvings import Blind, Compared, held_out
-from pipeline.audit.plan import make_plan
-from pipeline.audit.summary import BlindDiagnostic
+from pipeline.checks import blind_text as wording
+from pipeline.checks.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
+from pipeline.checks.held_out_auc import Blind, Compared, held_out
 from pipeline.corpus.documents import Document
-from pipeline.report.wording import blind as wording
-from pipeline.report.wording.next_step import after_blind
+from pipeline.plan.description import load_config
+from pipeline.run.next_step import after_blind
+from pipeline.run.plan import make_plan
+from pipeline.run.summary import BlindDiagnostic
 
 WORDS = [f"word{i}" for i in range(400)]
 

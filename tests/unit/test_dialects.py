@@ -14,9 +14,6 @@ import pytest
 import yaml
 from commands import user_error
 
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import PLAN, check_documents, plan_checks
-from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
@@ -25,6 +22,9 @@ from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks
+from pipeline.plan.preflight import PLAN, check_documents, plan_checks
+from pipeline.plan.starter import audit_starter
+from pipeline.run.plan import make_plan
 
 TEXTS = [f"{number} cafés à l\u2019hôtel d'été, en forêt; ¡voilà!" for number in range(60)]
 SETTINGS = {"utf-16": "utf-16", "utf-16-be": "utf-16-be", "cp1252": "windows-1252", "iso8859-1": "latin1"}

@@ -18,9 +18,9 @@ import seenset
 from docs import reference
 from docs.blocks import PAGES, ROOT, RUNNABLE, Block, all_pages, anchors, blocks, links
 from examples.trials.run import EVERY_NAME
-from pipeline.audit.description import build_config, build_evaluation
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.registry import parse_detectors
+from pipeline.plan.description import build_config, build_evaluation
 from pipeline.trial.config import TrialConfig, build_trial
 
 README = ROOT / "README.md"

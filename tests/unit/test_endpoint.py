@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from openai_server import openai_server
 
-from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
 from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
 from pipeline.stages.base import Questions
 from pipeline.stages.registry import questions_of

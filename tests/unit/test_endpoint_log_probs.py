@@ -11,12 +11,12 @@ import pytest
 from endpoint_dialects import GOOD, Respond, echo, refused, tokens_of
 from openai_server import openai_server
 
-from pipeline.audit.description import build_config
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage
 from pipeline.endpoint.log_probs import PROBES, log_probs_of
 from pipeline.endpoint.token_texts import fold
 from pipeline.errors import StopError
+from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt, find_form
 from pipeline.stages.base import Wanted
 from pipeline.stages.registry import check_stages, stages_of

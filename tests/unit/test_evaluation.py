@@ -14,18 +14,18 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
 
-from pipeline.audit import evaluation as numbers
-from pipeline.audit.blind import sample_documents
-from pipeline.audit.description import build_evaluation
-from pipeline.audit.detection import Estimate
-from pipeline.audit.evaluation import BLIND, Evaluated, Evaluation
-from pipeline.audit.records import read_record
-from pipeline.audit.scored import Scored, read_scored
+from pipeline.answers import evaluation as numbers
+from pipeline.answers.detection import Estimate
+from pipeline.answers.evaluation import BLIND, Evaluated, Evaluation
+from pipeline.answers.evaluation_text import about_words, worded
+from pipeline.checks.blind import sample_documents
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import UserError
+from pipeline.plan.description import build_evaluation
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
-from pipeline.report.wording.evaluation import about_words, worded
+from pipeline.run.records import read_record
+from pipeline.run.scored import Scored, read_scored
 
 SCRIPT = "<script>alert('group')</script>"
 MARKUP = "[/bold] [red]"

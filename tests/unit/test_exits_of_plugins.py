@@ -13,8 +13,8 @@ import pytest
 from commands import printed
 from made_up import sentence, write_audit
 
-from pipeline.audit import machine
 from pipeline.errors import ExitCode
+from pipeline.run import machine
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 

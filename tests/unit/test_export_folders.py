@@ -18,15 +18,15 @@ from made_up import sentence, write_rows
 from report_run import amend
 from signed import sign
 
-from pipeline.audit.description import build_config
-from pipeline.audit.history import read_history
-from pipeline.audit.manifest import read_manifest, read_run, write_manifest
-from pipeline.audit.scored import read_scored
-from pipeline.audit.select import Answering, select_all
+from pipeline.answers.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
 from pipeline.export import place
 from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import form_of
+from pipeline.plan.description import build_config
+from pipeline.run.history import read_history
+from pipeline.run.manifest import read_manifest, read_run, write_manifest
+from pipeline.run.scored import read_scored
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 

@@ -12,12 +12,12 @@ from commands import printed, user_error
 from finished import rows
 from made_up import sentence, write_audit
 
-from pipeline.audit import plugin_checks
-from pipeline.audit.description import build_config
-from pipeline.audit.plugin_checks import LENGTHS, check_plugins, made_up_evidence
+from pipeline.checks import plugin_checks
+from pipeline.checks.plugin_checks import LENGTHS, check_plugins, made_up_evidence
 from pipeline.detectors.base import detector_names, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import ExitCode, IncompleteError
+from pipeline.plan.description import build_config
 from pipeline.stages.events import kind_of_message
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

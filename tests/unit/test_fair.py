@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from examples.papers.fair import driver
 from examples.papers.fair.__main__ import main
 from examples.papers.fair.driver import BENCHMARKS, FUSED, PARTS, audit_of, measured_areas, prepare, specification
-from pipeline.audit.description import build_config
 from pipeline.detectors.base import detector_names
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
 from seenset import open_run
 
 DOCUMENTS = 160

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from report_run import SCRIPT, amend, build_run
 
-from pipeline.audit.selected import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
+from pipeline.answers.selected import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts

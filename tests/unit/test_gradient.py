@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from pipeline.audit.description import load_config
-from pipeline.audit.forecast import forecast
 from pipeline.detectors.base import GRADIENT, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
 from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.plan.description import load_config
+from pipeline.plan.forecast import forecast
 from pipeline.store.receipts import read_receipts
 
 COVERED = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from pipeline.audit.halvings import LEAST_BLOCKS, Compared, auc_with_error, held_out
+from pipeline.checks.held_out_auc import LEAST_BLOCKS, Compared, auc_with_error, held_out
 
 
 class First:

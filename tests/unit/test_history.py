@@ -14,13 +14,13 @@ from made_up import sentence, write_audit
 from signed import file_blind_test, sign
 
 import seenset
-from pipeline.audit.description import load_config
-from pipeline.audit.history import count_questions, read_history
-from pipeline.audit.status import run_status
-from pipeline.audit.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.errors import UserError
+from pipeline.plan.description import load_config
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
+from pipeline.run.history import count_questions, read_history
+from pipeline.run.status import run_status
+from pipeline.run.summary import BlindDiagnostic, Summary, exit_code_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal

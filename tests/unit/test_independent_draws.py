@@ -26,9 +26,9 @@ from made_up_items import (
 from marked_runs import run_here, versions_audit, write_texts
 
 import seenset
-from pipeline.audit.draws import VersionDraws
 from pipeline.bundle.container import RefutedError
 from pipeline.bundle.verify import verify_bundle
+from pipeline.checks.draws import VersionDraws
 from pipeline.store.files import Store
 from seenset.versions import Versions
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy.special import polygamma
 
 from benchmarks.selection import run_passes
-from pipeline.audit.description import check_settings
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.base import Evidence
 from pipeline.detectors.knockoff import compete, knockoff, knockoff_spread, simultaneous_draws, spread_column
 from pipeline.detectors.registry import draws_of, parse_detectors
 from pipeline.errors import UserError
+from pipeline.plan.description import check_settings
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.knockoff import Scale, fewest, find_scale, find_threshold, is_selected, sign_symmetry
 from pipeline.selection.thresholds import Threshold

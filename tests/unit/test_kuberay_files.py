@@ -19,8 +19,8 @@ from kustomizations import Object, containers, render
 from typer.main import get_command
 
 from pipeline import __version__
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from ray_jobs.cli import app
 
 ROOT = Path(__file__).parents[2]

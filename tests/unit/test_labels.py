@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from commands import user_error
 
-from pipeline.audit.description import build_config, build_evaluation
-from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, fetch_texts, read_shard
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
+from pipeline.plan.description import build_config, build_evaluation
+from pipeline.run.plan import make_plan
 
 N = 240
 

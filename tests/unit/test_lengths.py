@@ -19,8 +19,6 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.lengths import length_rule
@@ -35,6 +33,8 @@ from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.parts import PassSizes, versions_in_parts
 from pipeline.passes.pictures import describe, forward_pictures
 from pipeline.passes.shared import HeldPrefixes, forward_behind
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of

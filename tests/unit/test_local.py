@@ -10,15 +10,15 @@ import pytest
 import torch
 from commands import user_error
 
-from pipeline.audit import machine
-from pipeline.audit.description import load_config
-from pipeline.audit.machine import LOCAL_WORKERS, LocalMachine, local_machine, may_need_cluster, runs_locally
-from pipeline.audit.plan import Plan, make_plan
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_model
 from pipeline.models.sharing import SharedModels
+from pipeline.plan.description import load_config
+from pipeline.run import machine
+from pipeline.run.machine import LOCAL_WORKERS, LocalMachine, local_machine, may_need_cluster, runs_locally
+from pipeline.run.plan import Plan, make_plan
 from pipeline.stages.base import BatchSize, Placement
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards

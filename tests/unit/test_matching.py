@@ -11,11 +11,11 @@ from commands import user_error
 from test_density_ratio import texts
 from test_preflight_checks import planned
 
-from pipeline.audit.description import build_config
-from pipeline.audit.matching import telling_words, write_matched
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import plan_checks
-from pipeline.report.wording.blind import telling_words_phrase
+from pipeline.checks.blind_text import telling_words_phrase
+from pipeline.plan.description import build_config
+from pipeline.plan.matching import telling_words, write_matched
+from pipeline.plan.preflight import plan_checks
+from pipeline.run.plan import make_plan
 
 
 def dated(made: list[str], word: str, share: float, seed: int) -> list[str]:

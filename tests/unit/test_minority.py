@@ -10,8 +10,8 @@ import pytest
 from finished import refile, run, with_column
 from made_up import write_audit, write_corpus
 
-from pipeline.audit.minority import one_role_p
-from pipeline.audit.summary import Summary
+from pipeline.checks.tail_check import one_role_p
+from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, sealed
 from ray_jobs.select import select_again

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from commands import refusal, user_error
 
-from pipeline.audit.description import build_config, load_config
 from pipeline.config.misplaced import DATA_SUFFIXES
 from pipeline.corpus.formats import FORMATS
+from pipeline.plan.description import build_config, load_config
 from pipeline.store.files import Store
 from ray_jobs.cli import main
 

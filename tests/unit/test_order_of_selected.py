@@ -10,7 +10,7 @@ import pytest
 from finished import run
 from made_up import sentence, write_audit
 
-from pipeline.audit.top_documents import read_attributions
+from pipeline.answers.top_documents import read_attributions
 from pipeline.store.files import Store
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]

@@ -12,18 +12,17 @@ from export_runs import file_scores
 from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import KEYS_SCHEMA
-from pipeline.audit.dependence import read_sketches
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.records import KEYS_FILE
-from pipeline.audit.scored import read_scored
-from pipeline.audit.select import Each, select_all
-from pipeline.audit.summary import Summary
+from pipeline.answers.select import Each, select_all
+from pipeline.checks.dependence import read_sketches
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_duplicates import sketch
-from pipeline.report.wording.conclusion import GROUPED
+from pipeline.plan.description import build_config
+from pipeline.run.conclusion_text import GROUPED
+from pipeline.run.plan import make_plan
+from pipeline.run.records import KEYS_FILE
+from pipeline.run.scored import KEYS_SCHEMA, read_scored
+from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, withdraw_receipt
 

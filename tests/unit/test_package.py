@@ -33,7 +33,7 @@ def imported(path: Path) -> set[str]:
 
 def test_nothing_under_pipeline_imports_ray_and_commands_on_a_finished_run_load_no_torch() -> None:
     assert [path for path in (ROOT / "pipeline").rglob("*.py") if imported(path) & {"ray", "ray_jobs"}] == []
-    modules = "ray_jobs.select, ray_jobs.commands, pipeline.report.page, pipeline.audit.verdict"
+    modules = "ray_jobs.select, ray_jobs.commands, pipeline.report.page, pipeline.answers.verdict"
     heavy = {"torch", "transformers", "ray", "matplotlib.pyplot"}
     code = f"import sys, {modules}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

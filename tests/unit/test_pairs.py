@@ -16,8 +16,6 @@ from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.small_model import smollm2_file
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, REFERENCE, Evidence, plan_passes
@@ -27,6 +25,8 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import TokenStatistics, forward
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import check_stages, stages_of
 from pipeline.store.files import Store

@@ -12,8 +12,8 @@ from made_up import sentence, write_audit, write_rows
 
 from examples.papers import prepare
 from examples.papers.judge import error_and_power
-from pipeline.audit.description import load_config
-from pipeline.audit.machine import Node, actor_shape, places
+from pipeline.plan.description import load_config
+from pipeline.run.machine import Node, actor_shape, places
 
 FOLDER = Path(prepare.__file__).parent
 PAPERS = sorted(FOLDER.glob("*.yaml"))

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import Parts, allocate
-from pipeline.audit.description import build_config
-from pipeline.audit.forecast import forecast
-from pipeline.audit.plan import make_plan
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import text_key
 from pipeline.errors import UserError
+from pipeline.plan.allocation import Parts, allocate
+from pipeline.plan.description import build_config
+from pipeline.plan.forecast import forecast
+from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store

@@ -11,7 +11,6 @@ import yaml
 from commands import user_error
 from pydantic import BaseModel
 
-from pipeline.audit.description import build_config, load_config
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
 from pipeline.config.paths import Named, Place, fields_of, origin_of, placed, placed_value, sections_in, written
@@ -19,6 +18,7 @@ from pipeline.config.yaml import read_mapping
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.detectors import plugins
+from pipeline.plan.description import build_config, load_config
 from pipeline.stages.registry import stages_of
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, load_trial

@@ -17,9 +17,6 @@ from picture_models import encoded, random_pictures, save_qwen_vl
 
 import seenset
 from benchmarks.plain_loop import process
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.scored import read_scored
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
@@ -28,6 +25,9 @@ from pipeline.corpus.shard import Shard
 from pipeline.models.load import open_picture_model
 from pipeline.models.pictures import INSTRUCTION, picture_prompt, picture_token
 from pipeline.passes.pictures import describe
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
+from pipeline.run.scored import read_scored
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
 from pipeline.stages.pictures import shown_pictures

@@ -9,10 +9,10 @@ from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.audit.machine import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.yaml import build
 from pipeline.models.devices import CONTEXT_BYTES, cap_memory
+from pipeline.run.machine import GPU_UNITS, ActorShape, Node, actor_shape, places, places_beside
 from pipeline.stages.base import Placement
 from pipeline.store.files import Store
 from ray_jobs.actors import ShardActor, actors

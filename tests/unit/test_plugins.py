@@ -13,7 +13,6 @@ from commands import user_error
 from pydantic import Field
 from torch import Tensor
 
-from pipeline.audit.description import build_config
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import config_schema
 from pipeline.detectors.base import FORWARD, GRADIENT, Continued, Evidence, Pass, detector
@@ -21,6 +20,7 @@ from pipeline.detectors.plugins import imported, load_plugins, read_plugins
 from pipeline.detectors.registry import parse_detectors, plugin_code
 from pipeline.errors import UserError
 from pipeline.passes.forward import TokenStatistics
+from pipeline.plan.description import build_config
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide

@@ -16,10 +16,6 @@ from hypothesis import strategies as st
 from made_up import sentence, write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import Parts, allocate, allocation_record
-from pipeline.audit.description import load_config
-from pipeline.audit.forecast import forecast
-from pipeline.audit.plan import describe_model, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
@@ -32,6 +28,10 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.passes import shared
 from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.passes.parts import PassSizes, behind_in_parts
+from pipeline.plan.allocation import Parts, allocate, allocation_record
+from pipeline.plan.description import load_config
+from pipeline.plan.forecast import forecast
+from pipeline.run.plan import describe_model, make_plan
 from pipeline.stages import prefixes as prefixes_module
 from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, prefix_cost, room_for
 from pipeline.stages.registry import forward_passes

@@ -14,8 +14,8 @@ import pytest
 
 from cluster import preflight
 from cluster.preflight import CHECKS, HUNG, REMEDIES, Inspection, check_command, inspect_node
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import make_plan
+from pipeline.plan.description import load_config
+from pipeline.run.plan import make_plan
 from ray_jobs.cluster import version_differences, versions_here
 
 MakePath = Callable[..., Path]

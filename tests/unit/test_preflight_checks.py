@@ -19,21 +19,15 @@ from made_up import sentence, write_corpus
 from rich.console import Console
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config, load_config
-from pipeline.audit.forecast import forecast
-from pipeline.audit.plan import Plan, make_plan
-from pipeline.audit.preflight import (
-    RUN,
-    Effort,
-    begin_checks,
-    check_before_scoring,
-    check_documents,
-    plan_checks,
-    stored_preflight,
-)
-from pipeline.audit.scored import find_overlaps, read_scored
+from pipeline.checks import blind_text as blind_wording
+from pipeline.checks.document_checks import stored_preflight
+from pipeline.checks.overlap import find_overlaps
 from pipeline.errors import UserError
-from pipeline.report.wording import blind as blind_wording
+from pipeline.plan.description import build_config, load_config
+from pipeline.plan.forecast import forecast
+from pipeline.plan.preflight import RUN, Effort, begin_checks, check_before_scoring, check_documents, plan_checks
+from pipeline.run.plan import Plan, make_plan
+from pipeline.run.scored import read_scored
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import Rule
 from pipeline.selection.ranked import fewest_selectable

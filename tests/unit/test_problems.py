@@ -7,7 +7,7 @@ import pytest
 import yaml
 from commands import user_error
 
-from pipeline.audit.description import build_config, load_config
+from pipeline.plan.description import build_config, load_config
 
 
 def audit(**changed: Any) -> dict[str, Any]:

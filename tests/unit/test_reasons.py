@@ -8,8 +8,8 @@ from commands import here, user_error
 from made_up import MakeAudit
 from rich.text import Text
 
-from pipeline.audit.repair import check_reasons
 from pipeline.corpus.reasons import FAULTS, Reason
+from pipeline.run.repair import check_reasons
 
 ROOT = Path(__file__).parents[2]
 

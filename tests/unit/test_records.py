@@ -15,17 +15,17 @@ from report_run import build_run, summary_in
 from signed import sign, sign_manifest, sign_status
 
 from docs.records import record_schema, render_schemas, write_schemas
-from pipeline.audit.conclusion import bound_condition, conclude, weakest
-from pipeline.audit.digests import AnswerDigests
-from pipeline.audit.manifest import Manifest, read_manifest, read_run
-from pipeline.audit.records import Record, VersionedRecord
-from pipeline.audit.starter import Starter, audit_starter, write_starter
-from pipeline.audit.status import Status, read_status
-from pipeline.audit.summary import Summary, read_summary
+from pipeline.plan.starter import Starter, audit_starter, write_starter
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
-from pipeline.report.wording.conclusion import UNCONFIRMED
+from pipeline.run.conclusion import bound_condition, conclude, weakest
+from pipeline.run.conclusion_text import UNCONFIRMED
+from pipeline.run.digests import AnswerDigests
+from pipeline.run.manifest import Manifest, read_manifest, read_run
+from pipeline.run.records import Record, VersionedRecord
+from pipeline.run.status import Status, read_status
+from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 from pipeline.trial.starter import trial_starter

@@ -16,11 +16,8 @@ from commands import user_error
 from report_run import SCRIPT, SECRET, amend, amend_checks, amend_manifest, build_run, summary_in
 from signed import sign
 
-from pipeline.audit.manifest import AdapterRecord, GradientRecord, read_run
-from pipeline.audit.selected import ScoreHistogram
-from pipeline.audit.status import Counts, StatusFile
-from pipeline.audit.summary import BlindDiagnostic, SymmetryDiagnostic
-from pipeline.audit.top_documents import TokenAttributions
+from pipeline.answers.selected import ScoreHistogram
+from pipeline.answers.top_documents import TokenAttributions
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import visible
@@ -29,6 +26,9 @@ from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
 from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
+from pipeline.run.manifest import AdapterRecord, GradientRecord, read_run
+from pipeline.run.status import Counts, StatusFile
+from pipeline.run.summary import BlindDiagnostic, SymmetryDiagnostic
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 

@@ -11,15 +11,15 @@ from report_run import amend, amend_checks, amend_manifest, build_run, summary_i
 from signed import sign
 from test_report import Page, report
 
-from pipeline.audit.history import note_answers, read_history
-from pipeline.audit.manifest import read_run
-from pipeline.audit.summary import BlindDiagnostic, Conclusion, CountDiagnostic, ShareDiagnostic
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
+from pipeline.report.brief import TITLES
 from pipeline.report.contents import Folders, Light, Report, model_name, run_names
 from pipeline.report.page import write_report
-from pipeline.report.wording.brief import TITLES
-from pipeline.report.wording.conclusion import CONTRADICTED
+from pipeline.run.conclusion_text import CONTRADICTED
+from pipeline.run.history import note_answers, read_history
+from pipeline.run.manifest import read_run
+from pipeline.run.summary import BlindDiagnostic, Conclusion, CountDiagnostic, ShareDiagnostic
 from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.bound import guarantee_of_bound

@@ -10,13 +10,13 @@ from commands import refusal, user_error
 
 import seenset
 from cluster.preflight import check_command
-from pipeline.audit.description import build_config
-from pipeline.audit.repair import check_reasons
-from pipeline.audit.starter import audit_starter
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.retired import RETIRED
 from pipeline.corpus.inputs import find_inputs
 from pipeline.detectors.registry import parse_detectors
+from pipeline.plan.description import build_config
+from pipeline.plan.starter import audit_starter
+from pipeline.run.repair import check_reasons
 from pipeline.trial.config import build_trial
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.audit.description import build_config
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.scripts import count_units, units
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
@@ -19,6 +18,7 @@ from pipeline.detectors.registry import parse_detectors, sampled_of
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words, tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
+from pipeline.plan.description import build_config
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.registry import stages_of
 from pipeline.stages.sample import cut_in_two, task_of

@@ -16,13 +16,13 @@ from made_up import write_corpus, write_rows
 from report_run import summary_in
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
-from pipeline.audit.verdict import read_verdict
+from pipeline.answers.verdict import read_verdict
 from pipeline.bundle.verify import verify_bundle
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 
 Row = dict[str, Any]

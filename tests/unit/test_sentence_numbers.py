@@ -19,32 +19,33 @@ from test_fused_selections import verdict_of
 from test_preflight_checks import planned, text
 
 import seenset
-from pipeline.audit.blind import blind_diagnostic
-from pipeline.audit.dependence import near_duplicates_diagnostic
-from pipeline.audit.description import build_config
-from pipeline.audit.diagnostics import diagnose_scores
-from pipeline.audit.forecast import forecast
-from pipeline.audit.halvings import Blind
-from pipeline.audit.plan import describe_model, make_plan
-from pipeline.audit.preflight import RUN, Effort, check_documents
-from pipeline.audit.summary import NearDuplicates, Summary
-from pipeline.audit.verdict import LEVEL, BlockTest, MemberCount
+from pipeline.answers import verdict_text as wording
+from pipeline.answers.bounds import bound_text, sureness
+from pipeline.answers.verdict import LEVEL, BlockTest, MemberCount
+from pipeline.checks.blind import blind_diagnostic
+from pipeline.checks.dependence import near_duplicates_diagnostic
+from pipeline.checks.diagnostics import diagnose_scores
+from pipeline.checks.held_out_auc import Blind
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
+from pipeline.plan.description import build_config
+from pipeline.plan.forecast import forecast
+from pipeline.plan.preflight import RUN, Effort, check_documents
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
-from pipeline.report.wording import verdict as wording
-from pipeline.report.wording.bounds import bound_text, sureness
-from pipeline.report.wording.selection import answer_text
+from pipeline.report.selection_text import answer_text
+from pipeline.run.plan import describe_model, make_plan
+from pipeline.run.summary import NearDuplicates, Summary
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.engine import Scores, answer_all
-from pipeline.selection.guarantees import ConclusionValue, at_most, beside, decimal, percentage
+from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
+from pipeline.wording import at_most, beside, decimal, percentage
 
 ALPHA = 0.1
 

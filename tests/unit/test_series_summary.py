@@ -11,10 +11,10 @@ from made_up_scans import scan_config, scan_scores, scan_summary
 from report_run import build_run
 from signed import sign
 
-from pipeline.audit.digests import scores_digest
-from pipeline.audit.select import write_answers
-from pipeline.audit.summary import Summary, read_summary, series_place
+from pipeline.answers.select import write_answers
 from pipeline.corpus.documents import text_key
+from pipeline.run.digests import scores_digest
+from pipeline.run.summary import Summary, read_summary, series_place
 from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import claims

@@ -23,11 +23,11 @@ from made_up_items import (
 from marked_runs import write_items
 from scipy.stats import binom, poisson_binom
 
-from pipeline.audit.preflight import plan_checks
 from pipeline.config.corpus import VersionsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.draw_features import ASCENDING, DESCENDING, UNKNOWN, order_code
 from pipeline.errors import UserError
+from pipeline.plan.preflight import plan_checks
 from pipeline.selection.draws import binomial_tail, largest_cell
 
 PERMUTED = {"permute": "choices", "template": TEMPLATE}

@@ -17,8 +17,6 @@ from made_up import write_corpus
 from recorder import shards_of
 
 from benchmarks.plain_loop import process
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
 from pipeline.corpus.documents import Document
@@ -27,6 +25,8 @@ from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
 from pipeline.models.unchanged import ModelDigests
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.stages.ask_log_probs import LogProbSettings
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, rows_schema
 from pipeline.stages.events import Advance, Ready

@@ -21,9 +21,6 @@ from picture_models import encoded, random_pictures
 from test_webdataset import write_tar
 
 from docs.blocks import PAGES, blocks
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import describe_model, make_plan
-from pipeline.audit.starter import HUB_MODEL, HUB_PICTURE_MODEL, audit_starter, write_starter
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.models import ModelConfig
@@ -31,6 +28,9 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.config.yaml import config_schema
 from pipeline.corpus.discovery import id_column, role_of, text_column
+from pipeline.plan.description import load_config
+from pipeline.plan.starter import HUB_MODEL, HUB_PICTURE_MODEL, audit_starter, write_starter
+from pipeline.run.plan import describe_model, make_plan
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter

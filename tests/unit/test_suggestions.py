@@ -11,9 +11,9 @@ import yaml
 from commands import user_error
 
 import seenset
-from pipeline.audit.description import build_config, load_config
-from pipeline.audit.plan import make_plan
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config, load_config
+from pipeline.run.plan import make_plan
 from pipeline.trial.config import load_trial
 
 

@@ -13,12 +13,12 @@ from pydantic import BaseModel
 import seenset
 from docs.blocks import PAGES, blocks
 from docs.reference import sections
-from pipeline.audit.summary import Conclusion
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
 from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import detector_names
 from pipeline.errors import ExitCode
+from pipeline.run.summary import Conclusion
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig
 from ray_jobs.cli import app

@@ -12,9 +12,9 @@ from PIL import Image, PngImagePlugin
 from rich.console import Console
 from test_report import report, unpacked
 
-from pipeline.audit.description import build_config
-from pipeline.audit.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
+from pipeline.answers.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
 from pipeline.corpus.pictures import open_picture
+from pipeline.plan.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter

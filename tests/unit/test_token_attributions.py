@@ -13,7 +13,6 @@ from commands import attempts, in_a_process
 from recorder import shards_of
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.machine import LocalMachine
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import text_key
@@ -21,6 +20,7 @@ from pipeline.errors import LostDeviceError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.tokens import tokenize
+from pipeline.run.machine import LocalMachine
 from pipeline.stages.events import ScoredText, ScoredTexts, TokenSettings
 from pipeline.stages.local import finish_shards
 from pipeline.stages.tokens import token_stage

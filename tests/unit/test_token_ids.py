@@ -19,15 +19,15 @@ from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.allocation import allocate
-from pipeline.audit.description import build_config
-from pipeline.audit.forecast import forecast
-from pipeline.audit.plan import make_plan
-from pipeline.audit.summary import read_summary
 from pipeline.config.corpus import SourceConfig, TrainingSource
 from pipeline.corpus.documents import ids_text
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.errors import UserError
+from pipeline.plan.allocation import allocate
+from pipeline.plan.description import build_config
+from pipeline.plan.forecast import forecast
+from pipeline.run.plan import make_plan
+from pipeline.run.summary import read_summary
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from commands import user_error
 
-from pipeline.audit.dependence import near_duplicates_file
-from pipeline.audit.description import build_config
-from pipeline.audit.top_documents import NAMED, families_of, ranking_of, weighed_tokens
+from pipeline.answers.top_documents import NAMED, families_of, ranking_of, weighed_tokens
+from pipeline.checks.dependence import near_duplicates_file
 from pipeline.config.audit import AuditConfig
+from pipeline.plan.description import build_config
 from pipeline.selection.passes import Batch
 from pipeline.store.files import Store
 
@@ -87,5 +87,5 @@ def test_the_near_duplicates_of_a_document_are_the_first_others_of_its_family(tm
 
 
 def test_whoever_shows_evidence_waits_for_no_model_library() -> None:
-    code = "import sys, pipeline.audit.top_documents; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeline.answers.top_documents; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

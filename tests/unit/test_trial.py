@@ -15,13 +15,12 @@ from report_run import SCRIPT, summary_of
 from sklearn.metrics import roc_auc_score, roc_curve
 from test_report import Page
 
-from pipeline.audit.detection import RATES, DetectorScores, detection, roc
+from pipeline.answers.detection import RATES, DetectorScores, detection, roc
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
-from pipeline.report.wording.trial import verification
 from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.engine import Scores
@@ -33,6 +32,7 @@ from pipeline.trial.ranking import ranking_rows, read_results
 from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
+from pipeline.trial.texts import verification
 
 
 def trial(**settings: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from test_trial import pool, trial
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
-from pipeline.report.wording.trial import verification
 from pipeline.trial.config import build_trial
 from pipeline.trial.repeats import ROWS_SCHEMA, measure
 from pipeline.trial.table import selection_rows, selection_table
+from pipeline.trial.texts import verification
 
 
 def rows_of(selections: list[dict[str, Any]], repeats: int = 30) -> tuple[list[dict[str, Any]], pa.Table]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from test_trial import trial
 
-from pipeline.audit.detection import CONFIDENCE
+from pipeline.answers.detection import CONFIDENCE
 from pipeline.errors import UserError
 from pipeline.selection.collection import PermutationTest, draw_blocks, joined_blocks, make_blocks, permutation_test
 from pipeline.selection.engine import Scores

@@ -13,13 +13,13 @@ import torch
 from commands import user_error
 from safetensors.torch import load_file, save_file
 
-from pipeline.audit.description import load_config
-from pipeline.audit.plan import Plan, make_plan
 from pipeline.config.models import ModelConfig
 from pipeline.errors import StopError
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.sharing import SharedModels
 from pipeline.models.unchanged import ModelDigests, check_same_files, model_marks
+from pipeline.plan.description import load_config
+from pipeline.run.plan import Plan, make_plan
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import stages_of

@@ -17,16 +17,16 @@ from made_up import write_audit
 from signed import file_blind_test, sign
 
 import seenset
-from pipeline.audit.dependence import GroupSizes, group_numbers
-from pipeline.audit.records import VERDICT_FILE
-from pipeline.audit.summary import BlindDiagnostic, read_summary, unsettled
-from pipeline.audit.verdict import CollectionVerdict, read_verdict
+from pipeline.answers.verdict import CollectionVerdict, read_verdict
+from pipeline.answers.verdict_text import CALIBRATING, by_count, head
+from pipeline.checks.dependence import GroupSizes, group_numbers
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
-from pipeline.report.wording.conclusion import CONTRADICTED, GROUPED
-from pipeline.report.wording.verdict import CALIBRATING, by_count, head
+from pipeline.run.conclusion_text import CONTRADICTED, GROUPED
+from pipeline.run.records import VERDICT_FILE
+from pipeline.run.summary import BlindDiagnostic, read_summary, unsettled
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -18,14 +18,14 @@ from marked_runs import run_here, scores_of, versions_audit
 from report_run import summary_in
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import BYTES_PER_TOKEN, make_plan
-from pipeline.audit.verdict import read_verdict
+from pipeline.answers.verdict import read_verdict
 from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats.base import check_columns
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
+from pipeline.run.plan import BYTES_PER_TOKEN, make_plan
 from pipeline.selection.versions import log_e_values, preference_residuals, redraw_p_value, version_ranks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

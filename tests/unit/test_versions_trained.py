@@ -12,11 +12,11 @@ from marked_runs import scores_of, write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
 from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
-from pipeline.audit.summary import read_summary
-from pipeline.audit.verdict import read_verdict
+from pipeline.answers.verdict import read_verdict
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.load import open_model
+from pipeline.run.summary import read_summary
 from pipeline.selection.versions import joined_versions
 from pipeline.store.files import Store
 from pipeline.training.train import train

@@ -14,14 +14,14 @@ from commands import ended, here
 from marked_runs import versions_audit, write_items
 
 from benchmarks.small_model import WORDS
-from pipeline.audit.description import build_config
-from pipeline.audit.plan import make_plan
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import problem_of, read_shard
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.options import COLUMNS, cause_of, window_orders
 from pipeline.errors import UserError
+from pipeline.plan.description import build_config
+from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 

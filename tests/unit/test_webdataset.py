@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import plan_checks
-from pipeline.audit.starter import audit_starter
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
@@ -26,6 +23,9 @@ from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.request import RowMarks
+from pipeline.plan.preflight import plan_checks
+from pipeline.plan.starter import audit_starter
+from pipeline.run.plan import make_plan
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(100)]
 FILES = {f"{number:03}.txt": text.encode() for number, text in enumerate(TEXTS)}

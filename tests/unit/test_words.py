@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from made_up import write_audit, write_corpus
 
-from pipeline.audit.blind import blind, blind_diagnostic, blind_of, blind_test, hold_out, tail_test
-from pipeline.audit.description import load_config
-from pipeline.audit.halvings import Blind, Compared
-from pipeline.audit.matching import telling_words
-from pipeline.audit.plan import make_plan
-from pipeline.audit.preflight import plan_checks
-from pipeline.audit.words import CHARACTERS, COLUMNS, WORD_COLUMNS, read_words, tokens, word_counts
-from pipeline.report.wording.next_step import after_blind
+from pipeline.checks.blind import blind, blind_diagnostic, blind_of, blind_test, hold_out, tail_test
+from pipeline.checks.held_out_auc import Blind, Compared
+from pipeline.checks.words import CHARACTERS, COLUMNS, WORD_COLUMNS, read_words, tokens, word_counts
+from pipeline.plan.description import load_config
+from pipeline.plan.matching import telling_words
+from pipeline.plan.preflight import plan_checks
+from pipeline.run.next_step import after_blind
+from pipeline.run.plan import make_plan
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ import seenset
 from examples.demo.demo import seenset as command
 from examples.papers.judge import error_and_power
 from examples.papers.prepare import write_parts
-from pipeline.audit.description import build_config
-from pipeline.audit.detection import Detection, DetectorScores, detection
+from pipeline.answers.detection import Detection, DetectorScores, detection
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.yaml import Section, build, read_mapping
 from pipeline.detectors.base import detector_names
 from pipeline.errors import UserError, nearest
+from pipeline.plan.description import build_config
 from pipeline.report.tables import as_text
 from pipeline.selection.procedures import PROCEDURES
 

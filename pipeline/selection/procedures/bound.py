@@ -10,10 +10,11 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
-from pipeline.selection.guarantees import EXCHANGEABLE, Guarantee, percentage
+from pipeline.selection.guarantees import EXCHANGEABLE, Guarantee
 from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
+from pipeline.wording import percentage
 
 
 def decide_by_bound(counts: RankCounts, alpha: Fraction, confidence: Fraction) -> Decision:

@@ -1,0 +1,1 @@
+"""After scoring: selections, verdicts and evaluations, with their sentences."""

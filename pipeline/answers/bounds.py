@@ -1,0 +1,150 @@
+"""The bounds of answers in the report: for one list, for all audited documents, with their assumptions.
+
+No sentence claims more than its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from pipeline.run.summary import Summary
+from pipeline.selection.bounds import Bound
+from pipeline.selection.procedures.record import Options, Procedure, procedure_of
+from pipeline.wording import documents, percentage, was
+
+
+def bound_clause(summary: Summary) -> str:
+    """The clause of the first sentence on this one list; empty without a bound."""
+    bound = summary.bound
+    if bound is None or not summary.n_selected:
+        return ""
+    return f"; {wrong_claim(summary, bound)}{condition(summary) if bound.wrong_at_most < summary.n_selected else ''}"
+
+
+def bound_text(summary: Summary) -> str | None:
+    """At least how many of all audited documents are members (or clean), and the assumption of all bounds."""
+    bound = summary.bound
+    if bound is None:
+        return summary.bound_withheld
+    null = "not trained on" if summary.direction == "members" else "trained on"
+    failing = percentage(1 - Fraction(repr(bound.confidence)))
+    known = sentence(known_claim(summary, bound))
+    if bound.members_at_least:
+        known += f", selected or not{condition(summary)}"
+    return (
+        f"{known}. "
+        f"Bounds are about these documents and fail in at most {failing} of such audits, if the audited "
+        f"documents that were {null} and the calibration documents are exchangeable, all of them together."
+    )
+
+
+def bound_sentence(summary: Summary) -> str | None:
+    """At most how many of the selected are wrong, and at least how many audited documents are members (or clean).
+
+    Where no bound may be stated, the reason; None where no theorem covers the selection.
+    """
+    bound = summary.bound
+    if bound is None:
+        return summary.bound_withheld
+    known = f"{sentence(known_claim(summary, bound))}{condition(summary) if bound.members_at_least else ''}."
+    if not summary.n_selected:
+        return known
+    wrong = sentence(wrong_claim(summary, bound))
+    if bound.wrong_at_most >= summary.n_selected:
+        return f"{wrong}. {known}" if bound.members_at_least else f"{wrong}."
+    return f"{wrong}, and {known_clause(summary, bound)}{condition(summary)}."
+
+
+def bounds_not_covered(summaries: Sequence[Summary]) -> list[str]:
+    """What a bound adds to the average, and its limits."""
+    if not any(summary.bound for summary in summaries):
+        return []
+    return [
+        "What is said with a confidence is about this one list and these audited documents. It says how many are "
+        "wrong at most and not which, and the confidence is that of the whole statement, not of any document. "
+        "It rests on the calibration documents as the average does, and fails too where documents of one role depend "
+        "on one another."
+    ]
+
+
+def condition(summary: Summary) -> str:
+    """The clause at the end of a sentence with a bound: the condition under which it is stated, if any."""
+    return f", {summary.condition}" if summary.condition else ""
+
+
+def sentence(clause: str) -> str:
+    """A clause as the start of a sentence."""
+    return f"{clause[0].upper()}{clause[1:]}"
+
+
+def wrong_claim(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong, with the confidence unless all may be wrong."""
+    clause = wrong_clause(summary, bound)
+    return clause if bound.wrong_at_most >= summary.n_selected else f"with {sureness(bound)} {clause}"
+
+
+def known_claim(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are members (or clean), with the confidence; a bound of 0 has none."""
+    clause = known_clause(summary, bound)
+    return f"with {sureness(bound)} {clause}" if bound.members_at_least else clause
+
+
+def sureness(bound: Bound) -> str:
+    """The confidence of a bound in words: 95% confidence. It is not rounded: 99.99999% is not 100%."""
+    return f"{percentage(Fraction(repr(bound.confidence)))} confidence"
+
+
+def wrong_clause(summary: Summary, bound: Bound) -> str:
+    """At most how many of the selected are wrong; there is at least one."""
+    wrong, these = bound.wrong_at_most, f"these {summary.n_selected:,}"
+    if wrong >= summary.n_selected:
+        return "the one selected document may be wrong" if wrong == 1 else f"all of {these} may be wrong"
+    if wrong == 0:
+        return "the one selected document is not wrong" if summary.n_selected == 1 else f"none of {these} is wrong"
+    return f"at most {wrong:,} of {these} {'is' if wrong == 1 else 'are'} wrong"
+
+
+def known_clause(summary: Summary, bound: Bound) -> str:
+    """At least how many of all audited documents are members; with direction clean, how many are not."""
+    kind = "trained on" if summary.direction == "members" else "not trained on"
+    least, audited = bound.members_at_least, f"of the {summary.n_audit:,} audited documents"
+    if least == 0:
+        return f"the bound is 0: it does not show that any {audited} was {kind}"
+    return f"at least {least:,} {audited} {was(least)} {kind}"
+
+
+def share_text(share: float) -> str:
+    """An estimated null share, which some procedures do not cap at 1."""
+    return f"{share:.3g}" if share <= 1 else f"{share:.3g} (this estimate may exceed 1)"
+
+
+def applied_in(summary: Summary) -> tuple[Procedure, bool]:
+    """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
+    options = Options(
+        "storey" if "lambda" in summary.details else "bh",
+        summary.guarantee == "finite-sample",
+        len(summary.detectors),
+        "known_members" in summary.details,
+    )
+    return procedure_of(summary.procedure).applied(options)
+
+
+def null_share(summary: Summary) -> tuple[float, bool]:
+    """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
+    procedure, _ = applied_in(summary)
+    if procedure.factor.uncapped and summary.factor is not None:
+        return summary.factor, True
+    share = summary.null_proportion
+    return share, share != 1 or procedure.estimates  # nothing else determines it for a plugin's procedure
+
+
+def shortest(summary: Summary) -> str:
+    """The minimum length of a list, or that none was possible: a clause shared by all lengths of an answer."""
+    share, estimated = null_share(summary)
+    none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
+    of = f"{share:.1%} of the audited documents were {kind}" if share < 1 else f"{none} of them was trained on"
+    at = f" (as estimated, {of})" if estimated else ""
+    if summary.minimum_selectable > summary.n_audit:
+        return f"nothing could have been selected{at}" if at else "nothing could ever have been selected"
+    return f"the shortest possible list has {documents(summary.minimum_selectable)}{at}"

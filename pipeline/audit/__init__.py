@@ -1,1 +1,0 @@
-"""One audit, from description to answer."""

@@ -1,0 +1,87 @@
+"""The record of the checks of documents that need no model, and its file in the run directory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.checks.blind import BlindTest
+from pipeline.checks.dependence_plan import BlockCounts
+from pipeline.checks.document_text import documents_read
+from pipeline.checks.draws import DrawsPreview
+from pipeline.checks.input_findings import InputFindings, Undecodable
+from pipeline.config.corpus import Role
+from pipeline.corpus.shard import Shard
+from pipeline.errors import DamagedError
+from pipeline.run.records import VersionedRecord, read_record
+from pipeline.run.remedies import checked_after, made_again_note
+from pipeline.run.summary import CountDiagnostic, NearDuplicates, OverlapDiagnostic
+from pipeline.store.files import Store
+from pipeline.store.receipts import json_digest
+
+_log = logging.getLogger(__name__)
+
+_FORM = 3  # version of the checks; a file of an earlier one is not read
+
+
+class PreflightChecks(VersionedRecord):
+    """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
+
+    sealed = True
+
+    schema_: Literal[2] = Field(  # type: ignore[assignment]
+        2, alias="schema", description="Version of the form of this file."
+    )
+    documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
+    whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")
+    overlap: dict[Role, OverlapDiagnostic] = Field(description="Overlap of each known role with the audited documents.")
+    copies: dict[Role, NearDuplicates] = Field(description="Near-duplicates among the documents of each role.")
+    duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
+    blind: dict[Role, BlindTest] = Field(
+        description="Whether words alone distinguish a known role from the audited documents; a role with unreadable "
+        "texts is missing."
+    )
+    damaged: list[str] = Field(description="The first inputs that could not be read to their end, one line each.")
+    undecodable: list[Undecodable] = Field([], description="Inputs with documents of another encoding.")
+    draws: DrawsPreview | None = Field(
+        None,
+        exclude_if=lambda draws: draws is None,
+        description="The shuffle check of documents with versions; left out for others.",
+    )
+    findings: list[InputFindings] = Field([], description="Documents that cannot be read, and notes, by input.")
+    blocks: dict[Role, dict[str, BlockCounts]] = Field(
+        {},
+        exclude_if=lambda blocks: not blocks,
+        description="By known role, and by pooled or by_group calibration, the blocks of dependent documents among the "
+        "audited documents and its own; left out where there are none.",
+    )
+
+    @property
+    def scope(self) -> str:
+        """The number of documents that were read."""
+        return documents_read(sum(self.documents.values()), self.whole)
+
+
+def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:
+    """The stored checks of exactly these documents; None where there are none, or they were changed.
+
+    Raises:
+        VersionError: the file is of another version.
+    """
+    name = checks_file(shards, seed)
+    try:
+        return read_record(store, name, PreflightChecks, checked_after(name))
+    except DamagedError as error:
+        _log.warning(made_again_note(error, "the checks are"))
+        return None
+
+
+def checks_file(shards: Sequence[Shard], seed: int) -> str:
+    """The name identifies the documents and the version of the checks, so a repaired corpus is read again."""
+    content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
+    digest = json_digest([_FORM, seed, content])
+    return f"diagnostics/documents-{digest[:12]}.json"

@@ -1,0 +1,184 @@
+"""Duplicates: known documents with texts of other documents, found by keys, and repeated ids of earlier shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.checks.document_text import LEFT_OUT, named_pairs, shared_sentence
+from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
+from pipeline.config.selection import SelectionConfig
+from pipeline.corpus.keys import Keys
+from pipeline.corpus.known_texts import NAMED_PAIRS, KnownTexts, SharedTexts
+from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
+from pipeline.errors import UserError
+from pipeline.run.scored import Each, RoleRows, Scored, each_in_turn, in_order, trained_texts
+from pipeline.run.summary import NearDuplicatePair, OverlapDiagnostic
+from pipeline.selection.guarantees import Outcome
+from pipeline.selection.procedures.record import procedure_of
+from pipeline.store.receipts import Receipt
+
+Ids = Callable[[Sequence[int]], Sequence[str]]
+"""Returns the ids of documents of a role by their places."""
+
+
+def find_shared(
+    parts: Sequence[SharedTexts], n_known: int, audit: Ids, known: Ids, role: str, consequence: str = ""
+) -> tuple[OverlapDiagnostic, np.ndarray]:
+    """Find the texts that the audited documents share with a known role.
+
+    Args:
+        parts: shared texts of the audited documents, in their order.
+        n_known: total number of known documents.
+        audit: ids of audited documents.
+        known: ids of known documents.
+        role: role of the known documents.
+        consequence: the treatment of documents in two roles, a clause that follows "and".
+
+    Returns:
+        The check, and whether each known document is shared: bool, (n_known,).
+    """
+    near, equal = (np.zeros(n_known, dtype=bool) for _ in range(2))
+    for part in parts:
+        near[part.near] = True
+        equal[part.equal] = True
+    begins = np.cumsum([0, *(part.n_documents for part in parts)]).tolist()
+    first = [(begin + at, *pair) for begin, part in zip(begins, parts, strict=False) for at, *pair in part.pairs]
+    pairs = [
+        NearDuplicatePair(audit=audit([at])[0], calibration=known([place])[0], share=round(share, 2))
+        for at, place, share in first[:NAMED_PAIRS]
+    ]
+    diagnostic = OverlapDiagnostic(
+        outcome=Outcome.PASSED,
+        sentence="",
+        n_calibration=int(np.count_nonzero(near)),
+        n_equal=int(np.count_nonzero(equal)),
+        n_audit=sum(part.n_near for part in parts),
+        pairs=pairs,
+    )
+    sentence = shared_sentence(diagnostic, role, consequence)
+    return diagnostic.model_copy(update={"sentence": sentence}), near
+
+
+def shared_error(overlap: OverlapDiagnostic, n_known: int, role: str) -> UserError:
+    """The error for calibration documents that are near-duplicates of audited ones.
+
+    Args:
+        overlap: an overlap with at least one pair.
+        n_known: total number of calibration documents.
+        role: role of the calibration documents.
+    """
+    return UserError(
+        f"{overlap.n_calibration} of {n_known} {role} documents are near-duplicates of audit documents "
+        f"({overlap.n_equal} of them with the same text; {overlap.n_audit} audit documents; "
+        f"first: {named_pairs(overlap.pairs)}); remove them, or set overlap: drop to leave them out of calibration"
+    )
+
+
+def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) -> None:
+    """Check that `overlap: drop` leaves a calibration document; arguments as in `shared_error`.
+
+    Raises:
+        UserError: every document of the role is a near-duplicate of an audited one.
+    """
+    if 0 < n_known == overlap.n_calibration:
+        raise UserError(
+            f"no calibration documents: all {n_known} {role} documents are near-duplicates of audit documents "
+            f"(first: {named_pairs(overlap.pairs)}), and overlap: drop leaves them out; give others to calibrate on"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Calibration documents that are near-duplicates of audited ones."""
+
+    diagnostic: OverlapDiagnostic
+    n_trained: int  # audited documents that are near-duplicates of one that an adapter was trained on
+    keep: np.ndarray  # bool over the calibration documents, without training documents
+
+
+def find_overlaps(
+    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
+) -> dict[Role, Overlap]:
+    """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones in training.
+
+    Audited documents are read once for all roles.
+
+    Args:
+        scored: the score shards.
+        roles: the roles whose documents calibrate.
+        config: the audit's configuration.
+        each: reads the shards.
+
+    Raises:
+        UserError: there are some, and the configuration does not set `overlap: drop`; also errors of `_check_trained`.
+    """
+    detectors = parse_detectors(config.detectors)
+    needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
+    concerned = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
+    trained = trained_texts(scored.store, config.near_copies, needed=bool(concerned))
+    known = {}
+    for role in roles:
+        keys = Keys.joined(scored.keys(receipt, finetuned=True) for receipt in scored.of(role))
+        known[role] = KnownTexts.of(keys.text, keys.sketch, config.near_copies)
+
+    def of_shard(receipt: Receipt) -> tuple[list[SharedTexts], int, int]:
+        some = scored.keys(receipt)
+        equal = trained.equal(some)
+        return [known[role].shared(some) for role in roles], int(equal.sum()), int((trained.near(some) & ~equal).sum())
+
+    parts = in_order(each, scored.of("audit"), of_shard)
+    n_trained = sum(alike for _, _, alike in parts)
+    _check_trained(config, concerned, sum(equal for _, equal, _ in parts), n_trained)
+    overlaps = {}
+    for place, role in enumerate(roles):
+        of_role = [shared[place] for shared, _, _ in parts]
+        ids = RoleRows(scored, "audit").ids, RoleRows(scored, role, finetuned=True).ids
+        diagnostic, near = find_shared(of_role, known[role].text.size, *ids, role, LEFT_OUT)
+        if diagnostic.n_calibration and config.overlap == "error":
+            raise shared_error(diagnostic, near.size, role)
+        calibrates = ~trained.index.matches(known[role].index.sketches) if scored.n_finetuned(role) else slice(None)
+        overlaps[role] = Overlap(diagnostic, n_trained, ~near[calibrates])
+    return overlaps
+
+
+def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_equal: int, n_alike: int) -> None:
+    """Check that no adapter or prefix of a selection contains documents that it judges.
+
+    An equal text stops every selection. Another near-duplicate stops those in which a low deviation is evidence: those
+    of direction clean, and adadetect, which may learn it. In direction members, training on a similar text lowers a
+    document's deviation, which makes it look less like a member: it costs power but not the guarantee, and `fine_tuned`
+    counts these. The same holds for unseen prefix documents; near-duplicates of seen ones look like members.
+
+    Args:
+        config: the audit's configuration.
+        concerned: the selections that read an adapter or a prefix.
+        n_equal: audited documents whose text an adapter was trained on or a prefix contains.
+        n_alike: other audited documents that are near-duplicates of such a text.
+
+    Raises:
+        UserError: there are some, so that the audited documents differ from the calibration documents.
+    """
+    if n_equal and concerned:
+        raise UserError(
+            f"the adapters were trained on {n_equal} audit documents and cannot judge these (or a prefix or count "
+            "holds them); take them out of what is fine-tuned on or shown, or start a new run with overlap: drop"
+        )
+    strict = [selection.name for selection in concerned if not _lenient(config, selection)]
+    if n_alike and strict:
+        raise UserError(
+            f"the adapters were trained on near-duplicates of {n_alike} audit documents, which selection {strict[0]} "
+            "could take for clean (or a prefix or count holds them); take them out of what is fine-tuned on or shown, "
+            "or start a new run with overlap: drop"
+        )
+
+
+def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:
+    """Whether similarity to a training or prefix document can only keep a document from being selected."""
+    read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
+    if any(prefix.role == "seen" for prefix in prefixes_of(read)):
+        return False
+    return selection.direction == "members" and not procedure_of(selection.procedure).learns

@@ -1,0 +1,166 @@
+"""The forecast of `seenset plan`: documents, shards, passes, time, and the smallest possible selections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import chain, islice
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from pipeline.checks.dependence_plan import read_blocks
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import EndpointConfig, ModelConfig, display_name
+from pipeline.corpus.documents import read_shard
+from pipeline.corpus.formats import extent_of
+from pipeline.detectors.registry import parse_detectors, prefixes_of
+from pipeline.endpoint.client import Usage
+from pipeline.passes.budget import CPU_BUDGET
+from pipeline.plan.outlooks import adapters_and_calibration, outlooks
+from pipeline.plan.starter_text import MATRIX_PRODUCT
+from pipeline.run.plan import BYTES_PER_TOKEN, Plan
+from pipeline.stages.prefixes import prefix_cost, room_for
+from pipeline.stages.registry import forward_passes, questions_of
+
+SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
+TRAINING_COST = 3  # cost of a document and epoch, in forward passes
+
+
+def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Forecast a run: documents, shards, passes, time, price, and the smallest possible selections.
+
+    The time is an estimate for one worker like this machine, from 2 operations per parameter and token, at the
+    measured speed of a matrix product on this machine.
+
+    Args:
+        plan: plan of the audit.
+        model: description of the model.
+        checks: result of `plan_checks`, if the documents were read.
+    """
+    config = plan.config
+    roles: dict[str, Any] = {}
+    for role, _ in config.corpus.roles():
+        count, exact = plan.documents(role)
+        shards = sum(1 for shard in plan.shards if shard.role == role)
+        roles[role] = {"documents": count, "exact": exact, "shards": shards}
+    adapters, calibration = adapters_and_calibration(config, roles)
+    total = sum(entry["documents"] for entry in roles.values())
+    everything = sum(extent_of(entry).rows for entry in plan.inputs)
+    average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
+    window = config.corpus.audit.window if config.corpus.audit is not None else 0
+    texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
+    tokens = round(total * texts * length)
+    batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
+    room = room_for(config.max_tokens, model.get("max_tokens"))
+    prefixes = prefixes_of(parse_detectors(config.detectors))
+    read = {str(one): prefix_cost(one, average, length, batch, room) for one in prefixes}
+    passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
+    seconds = None
+    if isinstance(config.model, ModelConfig) and model.get("parameters"):
+        reads = total * texts * sum(forward_passes(entry) for entry in passes)
+        reads += TRAINING_COST * sum(entry["documents"] * entry["epochs"] for entry in adapters)
+        speed = measured_flops(model["dtype"]) / 2  # half, to allow for all other operations
+        seconds = 2 * model["parameters"] / speed * length * reads
+    return {
+        "run": config.run,
+        "model": {"path": display_name(config.model), **model},
+        "roles": roles,
+        "limit": plan.limit,
+        "shards": len(plan.shards),
+        "passes": passes,
+        "adapters": adapters,
+        "detectors": [detector.column for detector in parse_detectors(config.detectors)],
+        "estimated_tokens": tokens,
+        "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
+        "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
+        "estimated_from": None if seconds is None else MATRIX_PRODUCT,
+        "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
+        **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
+    }
+
+
+def _scored_texts(plan: Plan) -> tuple[float, float] | None:
+    """Mean number of scored texts per document and of tokens per text, over the first documents.
+
+    None where documents have neither versions nor token ids, or none of the first ones can be scored.
+    """
+    corpus = plan.config.corpus
+    if corpus.versions is None and not corpus.has_ids:
+        return None
+    first = islice(chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
+    scored = [document.texts for document in first if document.problem is None]
+    if not scored:
+        return None
+    counts = [
+        text.count(" ") + 1 if corpus.has_ids else len(text.encode()) / BYTES_PER_TOKEN for text in chain(*scored)
+    ]
+    return len(counts) / len(scored), fmean(min(count, plan.config.max_tokens) for count in counts)
+
+
+def measured_flops(dtype: str) -> float:
+    """Floating-point operations a second of one matrix product on this machine, the median of a few."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size = 4096 if device == "cuda" else 768
+    matrix = torch.ones(size, size, dtype=getattr(torch, dtype, torch.float32), device=device)
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        product = matrix @ matrix
+        product[0, 0].item()
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / median(times)
+
+
+def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
+    """Estimate requests, tokens and price of an audit; None without an endpoint.
+
+    Args:
+        config: the audit's configuration.
+        documents: total number of documents.
+        average_bytes: mean size of a document.
+
+    Returns:
+        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices)
+        and "over": the limits of the budget that would be exceeded. Repeated requests are not included.
+    """
+    text_bytes = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
+    totals: dict[str, list[int]] = {}
+    models: dict[str, EndpointConfig] = {}
+    for questions in questions_of(config, text_bytes):
+        key = questions.model.endpoint + questions.model.name
+        models[key] = questions.model
+        total = totals.setdefault(key, [0, 0, 0])
+        prompts = round(questions.prompt_bytes / BYTES_PER_TOKEN)
+        for place, amount in enumerate((questions.requests, prompts, questions.answer_tokens)):
+            total[place] += documents * amount
+    if not totals:
+        return None
+    price, over = 0.0, []
+    for key, (requests, prompts, answers) in totals.items():
+        model = models[key]
+        price += (prompts * model.price.prompt + answers * model.price.answer) / 1e6
+        usage = Usage(requests, prompts + answers)
+        for unit in ("requests", "tokens"):
+            limit = getattr(model.budget, unit)
+            if limit is not None and getattr(usage, unit) > limit:
+                over.append(f"model.budget.{unit} is {limit:,}")
+    sums = [sum(column) for column in zip(*totals.values(), strict=True)]
+    names = ("requests", "prompt_tokens", "answer_tokens")
+    return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over}
+
+
+def rows_that_fit(window: int, average: float, most: int) -> str:
+    """States whether a run of consecutive rows fits into `max_tokens`.
+
+    Args:
+        window: rows per document.
+        average: approximate number of tokens per row.
+        most: `max_tokens`.
+    """
+    line = f"a document is {window:,} rows of about {average:,.0f} tokens each; max_tokens is {most:,}"
+    if window * average <= most:
+        return line
+    fit = int(most / average)
+    return f"warning: {line}, " + (f"so that window: {fit} fits" if fit > 1 else "so that no two rows fit")
