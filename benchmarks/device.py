@@ -80,7 +80,7 @@ def random_model(shape: str, device: str, dtype: torch.dtype, seed: int = 0) -> 
     return LanguageModel(model, Numerals(), torch.device(device), 8192)
 
 
-def copy_of(lm: LanguageModel, device: str, dtype: torch.dtype) -> LanguageModel:
+def copy_model(lm: LanguageModel, device: str, dtype: torch.dtype) -> LanguageModel:
     """The same weights on another device or in another type."""
     model: Any = copy.deepcopy(lm.model)
     use_fused_attention(device)

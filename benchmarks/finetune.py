@@ -30,7 +30,7 @@ from pipeline.plan.description import build_config
 from pipeline.run.manifest import versions
 from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
 from ray_jobs.finetune import AdapterJob, train_adapters
@@ -122,7 +122,7 @@ def _scoring(model: ModelConfig, texts: list[str], root: Path, gpus: int, rounds
     for name, detectors in (("plain", ["min_k"]), ("fsd", ["min_k", {"fsd": {"base": "min_k"}}])):
         config = build_config({"run": str(root / "scored"), "detectors": detectors, **description})
         shards = [shard for shard in make_plan(config).shards if shard.role == "audit"]
-        stages[name] = stages_of(config, {"default": "loop-0"} if name == "fsd" else None, device=device)[-1]
+        stages[name] = plan_stages(config, {"default": "loop-0"} if name == "fsd" else None, device=device)[-1]
     scorers = {name: stage.make(stage, Placement(gpus)) for name, stage in stages.items()}
     ratios = []
     for number in range(rounds + 1):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.device import SHAPES, Clock, copy_of, documents, padded, random_model, scores
+from benchmarks.device import SHAPES, Clock, copy_model, documents, padded, random_model, scores
 from benchmarks.gpu import draw
 from pipeline.models.devices import cap_memory
 from pipeline.models.opened import LanguageModel
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, Sampling, continuations
-from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
 from pipeline.passes.statistics import STATISTICS
 
 Finding = tuple[bool, str]
@@ -43,7 +43,7 @@ class Check:
 
 def small(device: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
     """The tiny model; on every device with the same weights."""
-    return copy_of(random_model("tiny", "cpu", torch.float32), device, dtype)
+    return copy_model(random_model("tiny", "cpu", torch.float32), device, dtype)
 
 
 def texts() -> list[list[int]]:
@@ -118,7 +118,7 @@ def ignores_neighbours(device: str) -> Finding:
 def differentiates(device: str) -> Finding:
     """Gradient norms by the batched method against the CPU's, which was held against autograd."""
     ids, lm, there = texts(), small(device), small("cpu")
-    method = coverage_of(lm.model)
+    method = gradient_coverage(lm.model)
     norms, expected = gradient_norms(lm, ids).cpu(), gradient_norms(there, ids)
     largest = float(((norms - expected) / expected).abs().max())
     return method.method == "batched" and largest < 1e-3, f"{method.method}, {largest:.1e} {method.reason}"

@@ -38,7 +38,7 @@ from benchmarks.device import (
     Clock,
     Timing,
     batched,
-    copy_of,
+    copy_model,
     documents,
     facts,
     flops,
@@ -47,10 +47,10 @@ from benchmarks.device import (
     scores,
 )
 from pipeline.models.opened import LanguageModel
-from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, pass_budget, read_shape
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, Sampling, continuations
-from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
 from pipeline.passes.statistics import STATISTICS
 
 SECONDS = 360.0
@@ -108,8 +108,8 @@ def cpu_difference(lm: LanguageModel, ids: Sequence[list[int]]) -> dict[str, dic
     names = ("loss", "zlib", "min_k", "min_k_plus_plus")
     stored: torch.dtype = next(lm.model.parameters()).dtype
     for dtype in dict.fromkeys((stored, torch.float32)):
-        here = lm if dtype is stored else copy_of(lm, lm.device.type, dtype)
-        there = copy_of(lm, "cpu", dtype)
+        here = lm if dtype is stored else copy_model(lm, lm.device.type, dtype)
+        there = copy_model(lm, "cpu", dtype)
         batches = list(batched(ids, 1 << 12))
         pairs = [(score_batches(one, batches, FOUR), gradients(one, batches[-1:])) for one in (here, there)]
         (ours, our_norms), (theirs, their_norms) = pairs
@@ -127,7 +127,7 @@ def budget(lm: LanguageModel, arguments: argparse.Namespace) -> Budget:
     sizes = CPU_BUDGET
     if lm.device.type == "cuda":
         dtype = str(next(lm.model.parameters()).dtype).removeprefix("torch.")
-        sizes = budget_of(shape_of(lm.model.config, dtype), Card(torch.cuda.mem_get_info()[1]), arguments.longest)
+        sizes = pass_budget(read_shape(lm.model.config, dtype), Card(torch.cuda.mem_get_info()[1]), arguments.longest)
     forward_tokens, gradient_tokens = arguments.batch_tokens, arguments.gradient_tokens
     return Budget(forward_tokens or sizes.forward, gradient_tokens or sizes.gradient, sizes.cache)
 
@@ -141,7 +141,7 @@ def measure_model(shape: str, clock: Clock, ceiling: float, arguments: argparse.
     batches, small = list(batched(ids, sizes.forward)), list(batched(ids, sizes.gradient))
     prompts = documents(arguments.prompts, 16, SHAPES[shape]["vocab_size"], seed=1)
     singles = ids[: -(-len(ids) // SINGLES)]
-    method = coverage_of(lm.model)
+    method = gradient_coverage(lm.model)
     jobs: dict[str, Callable[[], Any]] = {
         "bare": lambda: bare(lm, batches),
         "four": lambda: score_batches(lm, batches, FOUR),

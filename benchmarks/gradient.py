@@ -35,7 +35,7 @@ from benchmarks.scoring import load, pad, wikimia
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel
 from pipeline.models.tokens import tokenize
-from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
 
 LENGTHS = (64, 128)
 TEXTS = 400  # of WikiMIA, among which to find long ones
@@ -93,7 +93,7 @@ def peak_mb(side: str, arguments: argparse.Namespace) -> float:
     """Most resident memory beyond the loaded model while a batch of 128 tokens goes through it, in MiB."""
     lm = load(arguments.model, "cpu", "float32")
     ids = batch(lm, arguments.documents, 128)
-    coverage_of(lm.model)
+    gradient_coverage(lm.model)
     gc.collect()
     process, done, peak = psutil.Process(), threading.Event(), 0
     before = process.memory_info().rss

@@ -47,7 +47,7 @@ from pipeline.run.plan import make_plan
 from pipeline.run.status import run_status
 from pipeline.run.summary import Summary
 from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 
 FILES = 200
@@ -253,7 +253,7 @@ def _loop(config: Path, folder: Path, first: int) -> float:
 
     torch.set_num_threads(1)
     planned = make_plan(load_config(str(config)))
-    (stage,) = stages_of(planned.config)
+    (stage,) = plan_stages(planned.config)
     audited = [shard for shard in planned.shards if shard.role == "audit"]
     before, *shards = number_rows([audited[(first + i) % len(audited)] for i in range(LOOP_SHARDS + 1)])
     scorer, store = stage.make(stage, Placement()), Store(str(folder))

@@ -28,7 +28,7 @@ from pipeline.run.plan import make_plan
 from pipeline.run.reconcile import reconcile
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Failure
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
@@ -95,7 +95,7 @@ def _config(root: Path, corpus: str, run: str) -> AuditConfig:
 
 
 def _planned(config: AuditConfig, store: Store) -> tuple[Stage, tuple[Shard, ...]]:
-    (stage,) = stages_of(config)
+    (stage,) = plan_stages(config)
     return stage, reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards
 
 

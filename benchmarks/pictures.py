@@ -43,9 +43,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from benchmarks.small_model import fast_type
 from pipeline.models.devices import quieten
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import INSTRUCTION, PicturePrompt, picture_prompt
+from pipeline.models.picture_prompts import INSTRUCTION, PicturePrompt, picture_prompt
 from pipeline.passes.forward import TokenStatistics
-from pipeline.passes.pictures import describe, forward_pictures
+from pipeline.passes.picture_forward import describe, forward_pictures
 from pipeline.passes.statistics import RENYI_ORDERS
 
 MARK = "<image>"

@@ -29,12 +29,12 @@ from pipeline.run.repair import withdraw_damaged
 from pipeline.stages.base import Placement
 from pipeline.stages.events import Failure
 from pipeline.stages.process import read_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_receipt
 from ray_jobs import actors
 from ray_jobs.cluster import connect
-from ray_jobs.select import fold_of
+from ray_jobs.select import shard_mapper
 
 LINE = '{{"text": "words of document {number:09d}"}}\n'
 STEPS = ("plan", "dispatch", "resume")
@@ -85,7 +85,7 @@ def _prepare(root: Path, count: int) -> None:
         file.writelines(LINE.format(number=number) for number in range(count))
     plan = _plan(root / str(count))
     store = Store(plan.config.run)
-    (stage,) = stages_of(plan.config)
+    (stage,) = plan_stages(plan.config)
     plan = reconcile(plan, {stage.name: stage.fingerprint}, store)
     first = process(stage, stage.make(stage, Placement()), plan.shards[0], store)
     assert len(read_rows(stage, plan.shards[0], store)) == 1
@@ -115,7 +115,7 @@ def _measured(step: str, folder: Path) -> dict[str, float]:
     """Seconds of a step, and the peak of this process's memory in MB."""
     began = time.perf_counter()
     plan = _plan(folder)
-    (stage,) = stages_of(plan.config)
+    (stage,) = plan_stages(plan.config)
     if step == "dispatch":
         actors.ShardActor = IdleActor  # type: ignore[misc]
         began = time.perf_counter()
@@ -126,7 +126,7 @@ def _measured(step: str, folder: Path) -> dict[str, float]:
         store = Store(plan.config.run)
         connect()  # as a run on a cluster has, whatever the number of its shards
         began = time.perf_counter()
-        fold = fold_of(store, True)
+        fold = shard_mapper(store, True)
         plan = reconcile(plan, {stage.name: stage.fingerprint}, store, each=fold)
         assert not list(withdraw_damaged([stage], plan.shards, store, fold))
         assert not pending(plan, stage.name, store)

@@ -21,7 +21,7 @@ from pipeline.run.manifest import versions
 from pipeline.run.plan import make_plan
 from pipeline.run.reconcile import reconcile
 from pipeline.stages.events import Failure
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
@@ -98,7 +98,7 @@ def _vs_ideal(root: Path, run: str, shard_bytes: int, seconds: float) -> float:
     try:
         os.environ["RAY_ADDRESS"] = cluster.address
         store = Store(config.run)
-        (stage,) = stages_of(config)
+        (stage,) = plan_stages(config)
         shards = reconcile(make_plan(config), {stage.name: stage.fingerprint}, store).shards
         began = documents = 0.0
         for event in map_shards(stage, config.resources, shards, store, "benchmark"):

@@ -43,7 +43,7 @@ from ray_jobs.cluster import (
     ask_nodes,
     cluster_is_named,
     connect,
-    reason_of,
+    failure_reason,
     version_differences,
     versions_here,
 )
@@ -132,7 +132,7 @@ def inspect_cluster(plan: Plan, seconds: float) -> list[Finding]:
         try:
             Store(config.run).write(f"{inspection.folder}/{DRIVER_FILE}", b"")
         except Exception as error:  # of the files or the store
-            return [_finding("here", "run directory", reason_of(error), "")]
+            return [_finding("here", "run directory", failure_reason(error), "")]
         if not cluster_is_named() or config.resources.cluster == "local":
             return _findings("here", inspect_node(inspection))
         connect()
@@ -176,7 +176,7 @@ def inspect_node(inspection: Inspection) -> dict[str, tuple[str, str]]:
         try:
             answers[check] = "", CHECKS[check](inspection)
         except Exception as error:  # only the check fails, not the preflight
-            answers[check] = reason_of(error), ""
+            answers[check] = failure_reason(error), ""
 
     threads = [threading.Thread(target=answer, args=(check,), daemon=True) for check in CHECKS]
     for thread in threads:

@@ -14,7 +14,7 @@ LISTED = 8
 """Maximum number of names in a line."""
 
 
-def beside(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
+def format_against(value: float, limit: float, digits: int = 2, kind: str = "f") -> str:
     """Format a number with `digits` digits, or more if rounding would move it across a limit.
 
     Args:

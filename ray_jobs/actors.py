@@ -27,7 +27,7 @@ from pipeline.models.devices import ENVIRONMENT, cap_memory, collect_rarely, giv
 from pipeline.run.dtypes import read_arithmetic
 from pipeline.run.machine import ActorShape, Node, places
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Event, Failure, Ready, Remark, Tick, failure_of
+from pipeline.stages.events import Event, Failure, Ready, Remark, Tick, failure_event
 from pipeline.stages.worker import OvertakenError, ShardStream
 from pipeline.store.attempts import shows_death
 from pipeline.store.files import Store
@@ -175,7 +175,7 @@ class ShardActor:
                     self.metrics.finish(result, stream)
                 yield result
             elif not beside:
-                yield failure_of(shard, result)
+                yield failure_event(shard, result)
             self.finished += 1
             if self.finished % GIVING_BACK == 0:
                 give_back()
@@ -197,7 +197,7 @@ class ShardActor:
             for shard in [*shards[first:], *shards[:first]]:
                 if shard.id in tried or read_receipt(self.store, self.stage.name, shard.id):
                     continue
-                state = self._deaths_of(shard)
+                state = self._attempt_deaths(shard)
                 if state is not None and (shard.id not in seen or seen[shard.id][0] != state):
                     seen[shard.id] = state, time.monotonic()
                 if state is None:
@@ -215,7 +215,7 @@ class ShardActor:
         yield from self._finish([shard], beside=True)
         self.store.remove(mark)
 
-    def _deaths_of(self, shard: Shard) -> Any:
+    def _attempt_deaths(self, shard: Shard) -> Any:
         """The attempt log of a shard, if it shows that the shard may have ended an actor; else None."""
         if (record := shows_death(self.store, self.stage.name, shard.id)) is not None:
             return record

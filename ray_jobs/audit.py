@@ -17,8 +17,8 @@ from pipeline.run.dtypes import read_arithmetic, with_types
 from pipeline.run.plan import Plan, make_plan
 from pipeline.run.repair import count_refused
 from pipeline.run.status import Status, read_status
-from pipeline.run.summary import Summary, exit_code_of
-from pipeline.series.claims import claim_of, file_result
+from pipeline.run.summary import Summary, selection_exit_code
+from pipeline.series.claims import file_result, prepare_claim
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter
 from ray_jobs.scoring import scoring
@@ -74,10 +74,10 @@ def run_plan(
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
-        claim = claim_of(config, scored, plan.limit, reporter.say)
+        claim = prepare_claim(config, scored, plan.limit, reporter.say)
         how = Answering(texts=texts, reread=reread, say=reporter.say, claim=claim)
         summaries = select_all(config, scored, plan.limit, fold, how)
-        code = exit_code_of(summaries) if fail_if_selected else ExitCode.DONE
+        code = selection_exit_code(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         heartbeat.phase("writing the report")
         report = write_report(scored.store, texts=texts)

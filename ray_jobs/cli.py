@@ -207,8 +207,8 @@ def trial(
     """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
     from pipeline.run.machine import may_need_cluster
     from pipeline.trial.config import load_trial
-    from pipeline.trial.documents import check_inputs
     from pipeline.trial.splits import check_shifts
+    from pipeline.trial.trial_documents import check_inputs
 
     described, points = load_trial(config, set_ or ())
     check_inputs(described, points)

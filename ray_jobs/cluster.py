@@ -375,10 +375,10 @@ def ask_nodes(
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     ray.wait(list(pending.values()), num_returns=len(pending), timeout=seconds)
-    return {name: answer_of(reference, seconds) for name, reference in pending.items()}
+    return {name: await_answer(reference, seconds) for name, reference in pending.items()}
 
 
-def answer_of(reference: Any, seconds: float) -> Any:
+def await_answer(reference: Any, seconds: float) -> Any:
     """The result of a task, or in one line why there is none; its time limit has passed."""
     import ray
 
@@ -388,10 +388,10 @@ def answer_of(reference: Any, seconds: float) -> Any:
         ray.cancel(reference, force=False)
         return f"{NO_ANSWER} in {seconds:g} s"
     except Exception as error:  # errors of Ray, or of the task
-        return reason_of(getattr(error, "cause", None) or error)
+        return failure_reason(getattr(error, "cause", None) or error)
 
 
-def reason_of(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """The reason of a failure in one line; the type of an error is named unless it is meant for users."""
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return f"{kind}{error_line(error, 300 - len(kind))}"
@@ -517,7 +517,7 @@ def processor_of_cluster(shape: ActorShape) -> Processor:
     task: Any = ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_retries=1)(processor_here)
     reference = task.remote(shape.gpus)
     ray.wait([reference], timeout=PROCESSOR_SECONDS)
-    answer = answer_of(reference, PROCESSOR_SECONDS)
+    answer = await_answer(reference, PROCESSOR_SECONDS)
     if isinstance(answer, str):
         nodes = [
             Node(node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)) for node in alive_nodes().values()

@@ -93,7 +93,7 @@ def select(
 ) -> None:
     """Select again from the scores of a finished run, with other settings by --set. Every selection is recorded."""
     _check_run(run, set_)
-    from pipeline.run.summary import exit_code_of, unsupported
+    from pipeline.run.summary import selection_exit_code, unsupported
     from ray_jobs.progress import Reporter
     from ray_jobs.select import select_again
 
@@ -103,7 +103,7 @@ def select(
         terminal.print_json({"selections": answers, "unsupported": unsupported(summaries)})
     else:
         terminal.print_answers(run, summaries)
-    if fail_if_selected and (code := exit_code_of(summaries)):
+    if fail_if_selected and (code := selection_exit_code(summaries)):
         raise typer.Exit(int(code))
 
 
@@ -171,9 +171,9 @@ def export(
 ) -> None:
     """Write the corpus without the selected documents, or the selected alone, in the format of the input."""
     from pipeline.export.export import write_export
-    from pipeline.export.request import ExportRequest, form_of
+    from pipeline.export.request import ExportRequest, choose_form
 
-    form = form_of({"list": as_list, "samples": samples, "huggingface": huggingface})
+    form = choose_form({"list": as_list, "samples": samples, "huggingface": huggingface})
     options = {"quarantined": not without_quarantined, "unsupported_too": unsupported_too}
     exported = write_export(ExportRequest(run, out, selection, keep, form, task, **options))
     terminal.show(json_, exported.plain(), terminal.print_export, exported)
@@ -274,7 +274,7 @@ def series(
     json_: AsJson = False,
 ) -> None:
     """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
-    from pipeline.series.page import check_page_place, write_series_page
+    from pipeline.series.series_page import check_page_place, write_series_page
     from pipeline.series.summary import read_series
 
     place = None if page is None else check_page_place(page, ledger)
@@ -321,9 +321,9 @@ def mark(
     request = replace(request, created=created, encoding=encoding, delimiter=delimiter)
     check_request(request)
     if with_ is not None:
-        from pipeline.mark.paraphrases import paraphraser_of, paraphrasing
+        from pipeline.mark.paraphrases import paraphrasing, read_paraphraser
 
-        model = paraphraser_of(with_)
+        model = read_paraphraser(with_)
         request, draw = replace(request, model=model.shown), paraphrasing(model, request.versions, request.seed)
     marked = mark_documents(request, draw)
     terminal.show(json_, marked.plain(), terminal.print_marked, marked)
@@ -349,12 +349,12 @@ def verify(
     json_: AsJson = False,
 ) -> None:
     """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 if one is refuted."""
-    from pipeline.bundle.contents import commitment_of
+    from pipeline.bundle.contents import parse_commitment
     from pipeline.bundle.verify import verify_bundle
 
     if os.path.isdir(bundle):
         raise UserError(f"{bundle} is a folder; seenset verify reads the file that seenset pack makes of a run")
-    committed = None if commitment is None else commitment_of(_content(commitment), commitment)
+    committed = None if commitment is None else parse_commitment(_content(commitment), commitment)
     verification = verify_bundle(_content(bundle), bundle, committed)
     terminal.show(json_, verification.plain(), terminal.print_verification, verification)
     if not verification.holds:

@@ -16,7 +16,7 @@ from pipeline.errors import DamagedError, IncompleteError, UserError
 from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
 from pipeline.plan.allocation import write_document_keys
-from pipeline.plan.stage_plan import Work
+from pipeline.plan.stage_plan import BuiltStages
 from pipeline.run.common_failure import CommonFailure, CommonFailureError
 from pipeline.run.machine import LocalMachine
 from pipeline.run.plan import Plan, pending
@@ -26,7 +26,7 @@ from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick
 from pipeline.stages.local import ENDPOINT_WORKERS, finish_shards
-from pipeline.stages.registry import endpoint_of
+from pipeline.stages.registry import open_endpoint
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt, compact_receipts, read_receipts
@@ -60,7 +60,7 @@ class Driver:
         self.checks.look()
 
 
-def find_trainings(driver: Driver, config: AuditConfig, work: Work) -> list[AdapterJob]:
+def find_trainings(driver: Driver, config: AuditConfig, work: BuiltStages) -> list[AdapterJob]:
     """The trainings of the detectors, if an adapter is missing."""
     store, parts, keys, machine = driver.store, work.parts, work.keys, driver.machine
     if not parts.taken():
@@ -255,7 +255,7 @@ def _events(
     store, reporter, machine = driver.store, driver.reporter, driver.machine
     if stage.endpoint is not None:
         reporter.say(f"{stage.name}: asking {stage.endpoint.endpoint}")
-        return finish_shards(stage, shards, store, ENDPOINT_WORKERS, Placement(endpoint=endpoint_of(stage, store)))
+        return finish_shards(stage, shards, store, ENDPOINT_WORKERS, Placement(endpoint=open_endpoint(stage, store)))
     shards = sorted(shards, key=lambda shard: -sizes[shard.id])
     if machine is not None:
         many = f", {machine.workers} batches at a time" if machine.workers > 1 else ""

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig, weights_of
+from pipeline.config.models import ModelConfig, as_model_config
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import ExitCode, IncompleteError, UserError, is_full
 from pipeline.models.devices import out_of_memory
 from pipeline.models.load import RECORD, open_model
 from pipeline.models.unchanged import check_same_files
-from pipeline.plan.stage_plan import Work
+from pipeline.plan.stage_plan import BuiltStages
 from pipeline.run.machine import ActorShape, Node, places, places_beside
 from pipeline.store.files import Store
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
@@ -115,7 +115,9 @@ class Adapter(TrainingResult):
         return f"adapter {self.name}  {self.steps} steps in {self.seconds:,.0f} s  loss {first:.3f} to {last:.3f}"
 
 
-def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: float | None = None) -> list[AdapterJob]:
+def adapter_jobs(
+    config: AuditConfig, work: BuiltStages, keys: Collection[str], gpus: float | None = None
+) -> list[AdapterJob]:
     """The trainings of a run, which all have the same resources; adapters with equal keys are one training.
 
     Args:
@@ -128,7 +130,7 @@ def adapter_jobs(config: AuditConfig, work: Work, keys: Collection[str], gpus: f
         UserError: an actor is larger than any node; DeepSpeed settings cannot be read, or do not fit the
             model or another setting.
     """
-    resources, model = config.resources, weights_of(config.model)
+    resources, model = config.resources, as_model_config(config.model)
     if gpus is None:
         connect()
         gpus = cluster_shape(resources).gpus

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipeline.answers.select import Each
+from pipeline.answers.select import ShardMap
 from pipeline.answers.top_documents import Reread
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import ExitCode, instead_of_exit
@@ -15,7 +15,7 @@ from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import Device
 from pipeline.models.sharing import SharedModels
 from pipeline.plan.allocation import allocation_record
-from pipeline.plan.stage_plan import Work, note_device, work_of
+from pipeline.plan.stage_plan import BuiltStages, build_stages, note_device
 from pipeline.run.dtypes import Arithmetic, note_arithmetic, with_types
 from pipeline.run.machine import LocalMachine
 from pipeline.run.plan import Plan, check_model_files, pending
@@ -33,8 +33,8 @@ from ray_jobs.cluster import cluster_warning
 from ray_jobs.execution import Driver, find_trainings, finish_stage, finish_work_before_scoring
 from ray_jobs.finetune import AdapterJob
 from ray_jobs.progress import Reporter
-from ray_jobs.select import fold_of
-from ray_jobs.start import Checks, begin_model, device_of_run, machine_of, start_checks, types_of_run
+from ray_jobs.select import shard_mapper
+from ray_jobs.start import Checks, begin_model, device_of_run, start_checks, this_machine, types_of_run
 from ray_jobs.terminal import heartbeat
 from ray_jobs.token_attributions import token_reader
 
@@ -56,8 +56,8 @@ class Scoring:
     checks: Checks = field(init=False)  # of the documents
     types: Arithmetic = field(init=False)
     device: Device = field(init=False)
-    work: Work = field(init=False)
-    fold: Each = field(init=False)  # reads all score shards
+    work: BuiltStages = field(init=False)
+    fold: ShardMap = field(init=False)  # reads all score shards
     waiting: bool = field(init=False)  # whether documents are to be scored
     status: StatusFile = field(init=False)
     models: SharedModels | None = field(init=False)  # of scoring in this process, kept open for token attributions
@@ -124,7 +124,7 @@ def announce_work(run: Scoring) -> None:
     """
     inputs = f"{len(run.plan.inputs)} input{'s' * (len(run.plan.inputs) != 1)}"
     run.reporter.say(f"{inputs}, {len(run.plan.shards)} shards; run directory {run.plan.config.run}")
-    run.machine = machine_of(run.plan)
+    run.machine = this_machine(run.plan)
     if run.machine is None and (warning := cluster_warning(run.plan.config.resources)) is not None:
         run.reporter.say(warning)
 
@@ -213,7 +213,7 @@ def plan_work(run: Scoring) -> None:
     already_audited = partial(reconcile_already_audited, config, store=run.store, say=run.reporter.say)
     if recorded and run.retried:
         check_model_files(replace(run.plan, recorded={}))
-    run.work = work_of(config, run.plan.shards, run.device, already_audited, recorded)
+    run.work = build_stages(config, run.plan.shards, run.device, already_audited, recorded)
     for key in recorded:
         run.reporter.say(recorded_model(getattr(config, key).shown))
 
@@ -234,7 +234,7 @@ def open_fold(run: Scoring) -> None:
 
     After the place of the work is known.
     """
-    run.fold = fold_of(run.store, run.machine is None)
+    run.fold = shard_mapper(run.store, run.machine is None)
 
 
 @step(requires="store machine types device place_in_ledger", provides="types_on_file")
@@ -462,7 +462,7 @@ STEPS = ordered_steps(
 @contextmanager
 def scoring(
     plan: Plan, reporter: Reporter, retried: Collection[str] = ()
-) -> Iterator[tuple[Scored, StatusFile, Each, Reread]]:
+) -> Iterator[tuple[Scored, StatusFile, ShardMap, Reread]]:
     """Score the missing documents of every role: carry out `STEPS`. The run is locked until the block ends.
 
     Errors of the block are recorded in status.json, like those of scoring. The block itself records completion.

@@ -23,10 +23,10 @@ from pipeline.plan.description import build_config
 from pipeline.report.page import rewrite_report, write_report
 from pipeline.run.history import answer_names
 from pipeline.run.manifest import read_run
-from pipeline.run.scored import Each, Scored, check_budget, each_in_turn, read_scored
+from pipeline.run.scored import Scored, ShardMap, check_budget, each_in_turn, read_scored
 from pipeline.run.status import made_answer
 from pipeline.run.summary import Summary
-from pipeline.series.claims import claim_of, file_result
+from pipeline.series.claims import file_result, prepare_claim
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import Receipt
@@ -68,8 +68,8 @@ def select_again(
         check_training_keys(store)
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
-        claim = claim_of(config, scored, manifest.limit, say)
-        fold = fold_of(store, True)
+        claim = prepare_claim(config, scored, manifest.limit, say)
+        fold = shard_mapper(store, True)
         how = Answering("select", texts, say=say, claim=claim)
         summaries = select_all(config, scored, manifest.limit, fold, how)
         write_report(store, texts=texts)
@@ -91,7 +91,7 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
     """
     with _answered(run) as (config, scored, limit):
         check_budget(config, scored)
-        fold = fold_of(scored.store, True)
+        fold = shard_mapper(scored.store, True)
         if config.corpus.versions is None:
             verdict = judge_collection(config, scored, limit, fold, blocks)
         elif blocks is None:
@@ -118,7 +118,7 @@ def write_bundle(run: str, out: str | None, texts: bool) -> dict[str, Any]:
         UserError: the errors of `give_verdict` for the run, an existing file, or an answer that no bundle can hold.
     """
     with _new_bundle(run, out) as (name, write), _answered(run) as (config, scored, _):
-        data = pack_run(config, scored, fold_of(scored.store, True), texts)
+        data = pack_run(config, scored, shard_mapper(scored.store, True), texts)
         write(data)
     return {"bundle": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
@@ -194,7 +194,7 @@ def map_on_cluster(items: Sequence[Any], function: Callable[[Any], Any]) -> Iter
             ray.cancel(unfinished, force=True)
 
 
-def fold_of(store: Store, cluster: bool) -> Each:
+def shard_mapper(store: Store, cluster: bool) -> ShardMap:
     """The reader of the score shards of a run, in any order: many shards are read on the cluster, if `cluster`."""
     few = each_in_turn if store.local else map_in_threads
 

@@ -11,14 +11,14 @@ import torch
 from pipeline.checks.document_checks import PreflightChecks, stored_preflight
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.registry import needed_adapters, parse_detectors
 from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
 from pipeline.plan.preflight import RUN, begin_checks, check_before_scoring
 from pipeline.plan.stage_plan import device_on_file, with_memory
-from pipeline.run.dtypes import Arithmetic, Deciding, decide_types, earlier_arithmetic
+from pipeline.run.dtypes import Arithmetic, WorkerFacts, decide_types, earlier_arithmetic
 from pipeline.run.machine import (
     LocalMachine,
     Node,
@@ -47,7 +47,7 @@ WAITING_TOKENS = 1 << 21
 """Maximum number of documents for which scoring waits for the checks."""
 
 
-def machine_of(plan: Plan) -> LocalMachine | None:
+def this_machine(plan: Plan) -> LocalMachine | None:
     """The resources of this machine for this process; None where a cluster does the work.
 
     Raises:
@@ -124,7 +124,7 @@ def begin_model(plan: Plan, store: Store, machine: LocalMachine | None) -> Share
     if machine is None or machine.workers == 1 or not isinstance(plan.config.model, ModelConfig):
         return None
     # A simultaneous training would use the default dtype that torch has while a model is built.
-    training = adapters_of(parse_detectors(plan.config.detectors))
+    training = needed_adapters(parse_detectors(plan.config.detectors))
     if training or plan.config.paraphraser is not None or not pending(plan, SCORING, store):
         return None
     models = SharedModels()
@@ -148,15 +148,15 @@ def types_of_run(
         UserError: the errors of `decide_types`, or the cluster does not answer.
     """
 
-    def ask() -> Deciding:
+    def ask() -> WorkerFacts:
         if machine is not None:
-            return Deciding(processor_here(machine.gpus), 1)
+            return WorkerFacts(processor_here(machine.gpus), 1)
         nodes = _nodes_of_run()
         shape = cluster_shape(config.resources, nodes)
         # A cluster of CPUs that this process starts, or would start, has the processor of this machine.
         here = not is_connected() or (is_private() and not shape.gpus)
         processor = processor_here(shape.gpus) if here else processor_of_cluster(shape)
-        return Deciding(processor, copies_on_a_node(config.resources, nodes, shape))
+        return WorkerFacts(processor, copies_on_a_node(config.resources, nodes, shape))
 
     return decide_types(config, earlier_arithmetic(store, say), ask, say)
 
@@ -180,7 +180,7 @@ def planned_types(plan: Plan, say: Callable[[str], None]) -> Arithmetic:
         UserError: the errors of `types_of_run`; an actor is larger than any node or than this machine; nodes have other
             versions of programs.
     """
-    config, machine = plan.config, machine_of(plan)
+    config, machine = plan.config, this_machine(plan)
     if machine is None:
         cluster_shape(config.resources, _nodes_of_run())
     if machine is None and is_connected():

@@ -353,7 +353,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
 
 def print_ranking(ranking: RankingReport, folder: str) -> None:
     """Print models on all and on the clean items, changes of places, and the basis of the numbers."""
-    from pipeline.compare.ranking import ranking_table_of
+    from pipeline.compare.ranking import ranking_table
     from pipeline.run.conclusion_text import WARNING
 
     screen = console()
@@ -361,7 +361,7 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
     screen.lines(*(Text(f"{WARNING}: {reason}", style="bold red") for reason in clean.reasons))
     screen.lines(*(f"note: {warning}" for warning in [*clean.warnings, *ranking.notices]))
     for task in ranking.tasks:
-        screen.print(ranking_table_of(task))
+        screen.print(ranking_table(task))
         screen.lines(*(change.sentence() for change in task.changes))
     count = f"{clean.n_clean:,} of {clean.n_audit:,} items are selected as clean at alpha {clean.alpha:g}"
     screen.lines(f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals)

@@ -62,7 +62,7 @@ def token_reader(
         must stop.
     """
 
-    def events_of(stage: Stage, shards: Sequence[Shard], place: Store) -> Generator[Event]:
+    def attribution_events(stage: Stage, shards: Sequence[Shard], place: Store) -> Generator[Event]:
         if machine is None:
             one = resources.model_copy(update={"actors": 1})
             return map_shards(stage, one, shards, place, uuid.uuid4().hex)
@@ -78,7 +78,7 @@ def token_reader(
         table, problems = None, list[str]()
         try:
             most_seconds = MOST_SECONDS if machine is None else math.inf
-            failures = _failures(events_of(stage, shards, place), check, most_seconds)
+            failures = _failures(attribution_events(stage, shards, place), check, most_seconds)
             table, problems = read_token_rows(stage, shards, place, failures)
         except Exception as error:
             check()

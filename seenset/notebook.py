@@ -18,7 +18,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.documents import Document, id_key, problem_of
+from pipeline.corpus.documents import Document, id_key, text_problem
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector
 from pipeline.detectors.registry import DetectorChoice, parse_detectors
 from pipeline.errors import UserError, error_line, nearest
@@ -27,7 +27,7 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
-from pipeline.passes.budget import CPU_BUDGET, Budget, Card, budget_of, shape_of
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, pass_budget, read_shape
 from pipeline.plan.description import check_settings
 from pipeline.run.conclusion_text import GROUPED
 from pipeline.run.summary import Summary, make_summary
@@ -114,7 +114,7 @@ def score(
     names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
     documents = []
     for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-        if (problem := problem_of(text)) is not None:
+        if (problem := text_problem(text)) is not None:
             output.refuse(Document(number, name, "", None), problem.reason, problem.message)
         else:
             documents.append(Document(number, name, text, None))
@@ -174,7 +174,7 @@ def _budget(lm: LanguageModel, max_tokens: int) -> Budget:
     dtype = str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     card = Card(nominal_memory(torch.cuda.get_device_properties(lm.device).total_memory))
-    return budget_of(shape_of(model.config, dtype, parameters), card, max_tokens)
+    return pass_budget(read_shape(model.config, dtype, parameters), card, max_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -27,7 +27,7 @@ from pipeline.models.load import LanguageModel
 from pipeline.run.conclusion_text import WARNING
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.versions import ASSUMPTION
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     MIRROR,
     VersionScores,
     fewest_versions,

@@ -29,7 +29,7 @@ from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.shares import clopper_pearson
 from pipeline.trial.config import build_trial
-from pipeline.trial.documents import read_documents
+from pipeline.trial.trial_documents import read_documents
 from seenset import score
 
 NAME = "negative_control"

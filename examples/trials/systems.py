@@ -20,8 +20,8 @@ from pipeline.config.yaml import read_mapping
 from pipeline.detectors.registry import parse_detectors
 from pipeline.report.tables import as_text
 from pipeline.trial.config import TrialConfig, load_trial
-from pipeline.trial.documents import read_documents
 from pipeline.trial.trial import contaminate, plan_contamination
+from pipeline.trial.trial_documents import read_documents
 
 
 def run_systems(path: Path, models: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def run_systems(path: Path, models: Sequence[str]) -> int:
         columns = set(selection.detectors)
         changes = {
             "run": f"{config.run}/{selection.name}",
-            "detectors": [entry for entry in config.detectors if columns & columns_of(entry)],
+            "detectors": [entry for entry in config.detectors if columns & object_columns(entry)],
             "selections": [entry for entry in trial_file["selections"] if entry["name"] == selection.name],
         }
         trial = Path(config.run) / f"{selection.name}.yaml"
@@ -75,7 +75,7 @@ def _contaminate(config: TrialConfig) -> None:
     contaminate(config, plan_contamination(config, config, documents, 0), documents, 0)
 
 
-def columns_of(entry: Any) -> set[str]:
+def object_columns(entry: Any) -> set[str]:
     """The score columns of an entry of `detectors`."""
     return {detector.column for detector in parse_detectors([entry])}
 

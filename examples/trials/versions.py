@@ -33,7 +33,7 @@ from pipeline.passes.forward import forward, restricted
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 from pipeline.plan.description import build_config
 from pipeline.report.tables import as_text
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     VersionPart,
     VersionScores,
     joined_versions,

@@ -19,7 +19,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.run.conclusion import conclude, weakest
 from pipeline.run.history import answered_selections
-from pipeline.run.scored import Each, Scored, in_order, scores_of, trained_texts
+from pipeline.run.scored import Scored, ShardMap, finite_scores, in_order, trained_texts
 from pipeline.run.status import made_answer
 from pipeline.run.summary import Summary
 from pipeline.selection.bounds import Bound
@@ -71,7 +71,7 @@ def block_kind(name: str | None) -> BlockKind | None:
     return cast("BlockKind | None", name)
 
 
-def read_collection(config: AuditConfig, scored: Scored, each: Each, kind: BlockKind | None = None) -> Collection:
+def read_collection(config: AuditConfig, scored: Scored, each: ShardMap, kind: BlockKind | None = None) -> Collection:
     """Read the scores of all detectors and the blocks of dependent documents.
 
     Known documents that an adapter was trained on, and their audited near-duplicates, are left out.
@@ -130,7 +130,7 @@ def depends(block: np.ndarray, audited: np.ndarray) -> bool:
     return False
 
 
-def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_copies: float) -> list[_Part]:
+def _read(scored: Scored, role: str, columns: Sequence[str], each: ShardMap, near_copies: float) -> list[_Part]:
     """The documents of a role; of the audited ones about MOST_DOCUMENTS at most."""
     receipts = scored.of(role)
     total = sum(receipt.n_scored for receipt in receipts)
@@ -144,20 +144,20 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: Each, near_co
         if share < 1:  # whole groups; near-duplicates together with the probability of their similarity
             by_group = keys.group_keys().view(np.uint64) < np.uint64(share * 2**64)
             keep &= np.where(keys.grouped, by_group, keys.sketch[:, SKETCH - 1] < max(1, int(256 * share)))
-        matrix = np.stack([scores_of(table, column, receipt.data) for column in columns], axis=1)
+        matrix = np.stack([finite_scores(table, column, receipt.data) for column in columns], axis=1)
         return keys.take(keep), matrix[keep]
 
     return in_order(each, receipts, part_of)
 
 
-def summaries_of(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:
+def member_summaries(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:
     """The selections of direction members of a run, as last requested, with their answers."""
     seeking = [one for one in answered_selections(store, config) if one.direction == "members"]
     answered = [(selection, made_answer(store, selection.name, held=True)) for selection in seeking]
     return [(selection, summary) for selection, summary in answered if summary is not None]
 
 
-def count_of(
+def count_members(
     selection: SelectionConfig, summary: Summary, collection: Collection, blind: Outcome, seed: int
 ) -> MemberCount | None:
     """The count of one selection, whether it may be stated or not; None where no theorem covers it.

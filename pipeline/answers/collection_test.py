@@ -17,10 +17,10 @@ from pipeline.answers import verdict_text as wording
 from pipeline.answers.collection import (
     MOST_DOCUMENTS,
     Collection,
-    count_of,
+    count_members,
+    member_summaries,
     other_failures,
     read_collection,
-    summaries_of,
 )
 from pipeline.answers.verdict import (
     LEVEL,
@@ -43,7 +43,7 @@ from pipeline.errors import UserError
 from pipeline.run.conclusion import bound_condition, conclude
 from pipeline.run.conclusion_text import CONTRADICTED, ONLY_SCORES
 from pipeline.run.next_step import AS_DRAWN, after_blind
-from pipeline.run.scored import Each, Scored
+from pipeline.run.scored import Scored, ShardMap
 from pipeline.run.summary import (
     BlindDiagnostic,
     Diagnostic,
@@ -54,13 +54,13 @@ from pipeline.run.summary import (
 )
 from pipeline.selection.collection import PERMUTATIONS, Blocks, PermutationTest, permutation_test
 from pipeline.selection.guarantees import ConclusionValue, Outcome
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     REDRAWS,
     VersionPart,
     VersionScores,
     log_e_values,
+    pooled_residuals,
     redraw_p_value,
-    residuals_of,
     version_ranks,
 )
 from pipeline.stages.events import VERSIONS, VERSIONS_TYPE
@@ -69,7 +69,7 @@ from pipeline.wording import sample_of
 
 
 def judge_collection(
-    config: AuditConfig, scored: Scored, limit: int | None, each: Each, blocks: BlockKind | None = None
+    config: AuditConfig, scored: Scored, limit: int | None, each: ShardMap, blocks: BlockKind | None = None
 ) -> CollectionVerdict:
     """Decide whether the collection of audited documents was trained on, by selection counts and a permutation test.
 
@@ -95,7 +95,7 @@ def judge_collection(
         sampled=sum(receipt.n_scored for receipt in scored.of("audit")) > MOST_DOCUMENTS,
         scheduled=config.series is not None,
     )
-    return judge_scores(collection, summaries_of(scored.store, config), blind, setting)
+    return judge_scores(collection, member_summaries(scored.store, config), blind, setting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,9 @@ def judge_scores(
     """
     made = collection.blocks(setting.seed)
     result = permutation_test(made, setting.seed)
-    counts = [count_of(selection, summary, collection, blind.outcome, setting.seed) for selection, summary in answers]
+    counts = [
+        count_members(selection, summary, collection, blind.outcome, setting.seed) for selection, summary in answers
+    ]
     first, above = next(iter(counts), None), float(made.differences.mean())
     evidence = _Evidence(
         test=None if result is None else _test_record(result, collection, made),
@@ -289,7 +291,7 @@ def _sentences(answer: Statement, evidence: _Evidence, setting: Setting) -> list
     return lines
 
 
-def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each: Each) -> CollectionVerdict:
+def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each: ShardMap) -> CollectionVerdict:
     """Decide whether the collection of documents with versions was trained on; redrawing all indices is exact.
 
     The statistic is the sum over documents of the published version's standardised score over all detectors of the run,
@@ -326,7 +328,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         setting: setting of the run.
         shuffle: shuffle check of the documents; None where `seenset mark` drew the published versions.
     """
-    scores = residuals_of(parts)
+    scores = pooled_residuals(parts)
     log_e = float(log_e_values(version_ranks(scores, setting.seed, "against"), scores.sizes)[-1])
     above = float(scores.standardised()[scores.offsets[:-1] + scores.published].mean())
     test = VersionsTest(

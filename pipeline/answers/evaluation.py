@@ -22,7 +22,7 @@ from pipeline.answers.detection import (
     effective_blocks,
     roc,
 )
-from pipeline.checks.blind import Shown, dependent_blocks, hold_out, sample_documents, shown_of
+from pipeline.checks.blind import Shown, classifier_input, dependent_blocks, hold_out, sample_documents
 from pipeline.checks.held_out_auc import LEAST, Compared
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -31,7 +31,7 @@ from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.scored import Scored, doubtful_inputs, scores_of
+from pipeline.run.scored import Scored, doubtful_inputs, finite_scores
 from pipeline.selection.conformal import mix
 
 COMPARED: tuple[Role, Role] = ("seen", "unseen")
@@ -87,7 +87,7 @@ def known_documents(scored: Scored, role: Role, columns: Sequence[str]) -> Known
     if not ends[-1]:
         raise UserError(f"evaluate compares seen with unseen documents, and no {role} document has a score")
     scores = {
-        column: np.concatenate([scores_of(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
+        column: np.concatenate([finite_scores(t, column, r.data) for r, t in zip(receipts, tables, strict=True)])
         for column in columns
     }
     keys = Keys.joined(map(Keys.of_table, tables))
@@ -126,7 +126,7 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
     texts: dict[Role, list[Shown]] = {}
     for role, kind in kinds.items():
         shards = [scored.shards[receipt.shard] for receipt in scored.of(role)]
-        sample = [(kind.place(shard.id, one.row), shown_of(one)) for shard, one in sample_documents(shards)]
+        sample = [(kind.place(shard.id, one.row), classifier_input(one)) for shard, one in sample_documents(shards)]
         places[role] = [place for place, _ in sample if place is not None]
         texts[role] = [text for place, text in sample if place is not None]
     if min(len(of_role) for of_role in texts.values()) < LEAST:

@@ -24,7 +24,7 @@ from pipeline.answers.selected import (
     write_selected,
 )
 from pipeline.answers.top_documents import MOST_THUMBNAILS as THUMBNAILS
-from pipeline.answers.top_documents import Reread, kept_tokens, top_documents_of, write_attributions, write_thumbnails
+from pipeline.answers.top_documents import Reread, kept_tokens, pick_top_documents, write_attributions, write_thumbnails
 from pipeline.checks.blind import BlindTest
 from pipeline.checks.dependence import (
     MOST,
@@ -51,7 +51,7 @@ from pipeline.run.digests import (
     changed_file,
     check_answer,
     digests_file,
-    digests_of,
+    file_digests,
     read_digests,
     scores_digest,
     verdicts_file,
@@ -68,11 +68,11 @@ from pipeline.run.records import (
     write_record,
 )
 from pipeline.run.remedies import already_audited_note, made_again_note
-from pipeline.run.scored import Each, Scored, Span, batch_of, find_span
+from pipeline.run.scored import Scored, ShardMap, Span, find_span, role_scores
 from pipeline.run.summary import Diagnostic, Summary, make_summary, series_place, summary_file
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
-from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
+from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, SelectionInput, run_queries
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Level, Slot
@@ -107,7 +107,7 @@ class Answering:
 
 
 def select_all(
-    config: AuditConfig, scored: Scored, limit: int | None, each: Each, how: Answering | None = None
+    config: AuditConfig, scored: Scored, limit: int | None, each: ShardMap, how: Answering | None = None
 ) -> list[Summary]:
     """Answer every configured selection and write the answers; returns the summaries, in order.
 
@@ -146,7 +146,8 @@ def select_all(
         answers = _answer_all(tasks, each)
     give_back()  # memory of the sorting threads, before selected rows are merged
     tops = [
-        top_documents_of(one.selection, made, total.selected.first(shown), one.overlap) for one, made, total in answers
+        pick_top_documents(one.selection, made, total.selected.first(shown), one.overlap)
+        for one, made, total in answers
     ]
     most = THUMBNAILS if pictured else 0
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
@@ -206,7 +207,7 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
 
 
 def _tasks(
-    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: Each, beside: Executor
+    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: ShardMap, beside: Executor
 ) -> tuple[list[_SelectionTask], dict[Role, RoleDocuments]]:
     """The configured selections, with shared data: spans of scores, checks and dependent documents."""
     columns = _columns(config.selections)
@@ -238,7 +239,7 @@ def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # score colum
     return sorted({column for selection in selections for column in selection.detectors})
 
 
-def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_SelectionTask, Answer, Total]]:
+def _answer_all(tasks: Sequence[_SelectionTask], each: ShardMap) -> list[tuple[_SelectionTask, Answer, Total]]:
     """Decide all selections in shared passes over the audit shards, then judge every document in one further pass.
 
     Args:
@@ -253,7 +254,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_Sele
     versions = [] if tasks[0].config.corpus.versions is None else [VERSIONS]
     columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors, *versions]
 
-    def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
+    def run_pass(asks: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
             table = scored.table(receipt, columns)
             return [ask.of_shard(tasks[index].batch(table, receipt)) for index, ask in asks]
@@ -264,7 +265,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: Each) -> list[tuple[_Sele
                 merged[index] = ask.merge(merged[index], part) if index in merged else part
         return merged
 
-    answers = together([task.ask() for task in tasks], run_pass)
+    answers = run_queries([task.ask() for task in tasks], run_pass)
     for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
         pass  # before an earlier answer is changed
 
@@ -331,9 +332,9 @@ class _SelectionTask:
     def quarantined(self) -> int:
         return sum(self.scored.quarantined("audit").values())
 
-    def batch(self, table: pa.Table, receipt: Receipt) -> Batch:
+    def batch(self, table: pa.Table, receipt: Receipt) -> RoleScores:
         """A shard of audit documents in the form that this selection reads."""
-        batch = batch_of(table, self.selection.detectors, self.grouped, receipt.data)
+        batch = role_scores(table, self.selection.detectors, self.grouped, receipt.data)
         if self.draws is not None:
             detectors = self.selection.detectors
             return replace(batch, versions=version_part(table, self.config, detectors, self.draws.left_out))
@@ -346,18 +347,18 @@ class _SelectionTask:
         """Whether each document of the null role calibrates, bool."""
         return self.overlap.keep if self.blocks is None else self.blocks.keep
 
-    def known(self) -> Batch:
+    def known(self) -> RoleScores:
         """The calibration documents of the null role."""
         batch, keep = self.scored.batches(self.null_role, self.selection.detectors, self.grouped), self.keep
         groups = batch.groups.filter(pa.array(keep)) if batch.groups is not None else None
-        return Batch(batch.matrix[keep], groups, batch.keys[keep])
+        return RoleScores(batch.matrix[keep], groups, batch.keys[keep])
 
     def placed(self, slot: Slot) -> _SelectionTask:
         """The same task at the level of a place in a schedule."""
         selection = self.selection.model_copy(update={"alpha": float(slot.level)})
         return replace(self, selection=selection, slot=slot)
 
-    def ask(self) -> Asking[Answer]:
+    def ask(self) -> Query[Answer]:
         """The passes that the answer needs."""
         if self.config.corpus.versions is not None:
             return answer_versions(self.selection, self.config.seed, self.quarantined)
@@ -476,7 +477,7 @@ class _SelectionTask:
 
 def run_digests(store: Store) -> dict[str, str]:
     """SHA-256 of the files of a run that state a part of every answer, by name."""
-    return digests_of(store, _OF_RUN)
+    return file_digests(store, _OF_RUN)
 
 
 def write_answers(

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.corpus.keys import excerpts_of
+from pipeline.corpus.keys import make_excerpts
 from pipeline.corpus.shard import Shard
 from pipeline.run.records import Record
 from pipeline.selection.bounds import bounds_of_lists
-from pipeline.selection.passes import Answer, Batch
+from pipeline.selection.folds import Answer, RoleScores
 from pipeline.selection.procedures import procedure_of
+from pipeline.store.external_sort import SortedRows, write_pieces
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, write_pieces
 
 ALPHAS = tuple(Fraction(k, 100) for k in (*range(1, 51), *range(55, 100, 5)))
 MOST_GROUPS = 1000
@@ -128,7 +128,7 @@ class GroupTally:
 
 
 def with_strength(
-    rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: Batch, selected: np.ndarray
+    rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: RoleScores, selected: np.ndarray
 ) -> pa.Table:
     """Append the columns `STRENGTH`: the ascending order of documents with equal p-values, most member-like first.
 
@@ -144,7 +144,7 @@ def with_strength(
         batch: the documents of the shard.
         selected: bool, (documents,), whether each is selected.
     """
-    batch = Batch(batch.matrix[selected], None, batch.keys[selected])
+    batch = RoleScores(batch.matrix[selected], None, batch.keys[selected])
     column = int(np.argmax(answer.weights)) if answer.weights else 0
     sign = -1.0 if selection.direction == "members" else 1.0
     fused = np.zeros(len(rows)) if answer.fused is None else -np.asarray(answer.fused(batch), np.float64)
@@ -210,7 +210,7 @@ def with_excerpts(answers: Sequence[ShardAnswer], shard: Shard) -> list[ShardAns
     keys: dict[int, int] = {}
     for one in answers:
         keys.update(zip(one.selected["row"].to_pylist(), one.selected["text_key"].to_pylist(), strict=True))
-    excerpts = dict(zip(keys, excerpts_of(shard, list(keys), list(keys.values()), EXCERPT), strict=True))
+    excerpts = dict(zip(keys, make_excerpts(shard, list(keys), list(keys.values()), EXCERPT), strict=True))
     columns = [pa.array([excerpts[row] for row in one.selected["row"].to_pylist()], pa.string()) for one in answers]
     return [
         replace(one, selected=one.selected.append_column("excerpt", column))

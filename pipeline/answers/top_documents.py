@@ -22,7 +22,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, SelectionConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.pictures import open_picture, picture_key
+from pipeline.corpus.picture_files import open_picture, picture_key
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
@@ -30,7 +30,7 @@ from pipeline.errors import BusyError, UserError
 from pipeline.run.digests import read_digests, read_listed
 from pipeline.run.remedies import no_top_documents, top_documents
 from pipeline.run.scored import Scored
-from pipeline.selection.passes import Answer, Batch
+from pipeline.selection.folds import Answer, RoleScores
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
@@ -140,7 +140,7 @@ class TopDocuments:
     detectors: tuple[str, ...]
     weights: tuple[float, ...]  # weights of the detectors; empty where there are none
     ranked_by: str  # detector, or procedure that fuses several
-    score: Callable[[Batch], np.ndarray]  # float64, (documents,), the ranking score
+    score: Callable[[RoleScores], np.ndarray]  # float64, (documents,), the ranking score
     pairs: Mapping[str, list[str]]  # id -> calibration documents that are known near-duplicates of it
 
     @property
@@ -149,7 +149,7 @@ class TopDocuments:
         return list(zip(self.rows["source"].to_pylist(), self.rows["row"].to_pylist(), strict=True))
 
 
-def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> TopDocuments:
+def pick_top_documents(selection: SelectionConfig, answer: Answer, rows: pa.Table, overlap: Overlap) -> TopDocuments:
     """The top selected documents of a selection, and how they were ranked.
 
     Args:
@@ -159,7 +159,7 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
         overlap: overlap of the role that calibrates.
     """
     weights = tuple(answer.weights or ())
-    name, score = ranking_of(selection.detectors, weights, selection.procedure, answer.fused)
+    name, score = choose_ranking(selection.detectors, weights, selection.procedure, answer.fused)
     pairs: dict[str, list[str]] = {}
     for pair in overlap.diagnostic.pairs:
         pairs.setdefault(pair.audit, []).append(pair.calibration)
@@ -174,9 +174,9 @@ def top_documents_of(selection: SelectionConfig, answer: Answer, rows: pa.Table,
     )
 
 
-def ranking_of(
-    detectors: Sequence[str], weights: Sequence[float], procedure: str, fused: Callable[[Batch], np.ndarray] | None
-) -> tuple[str, Callable[[Batch], np.ndarray]]:
+def choose_ranking(
+    detectors: Sequence[str], weights: Sequence[float], procedure: str, fused: Callable[[RoleScores], np.ndarray] | None
+) -> tuple[str, Callable[[RoleScores], np.ndarray]]:
     """The name of the ranking of a selection's documents, and its score of a batch.
 
     Args:
@@ -279,7 +279,7 @@ def write_attributions(
     try:
         texts = _scored_texts(scored, places)
         tokens = _all_tokens(scored, config, texts, kept, reread)
-        duplicates = families_of(scored.store, places)
+        duplicates = related_ids(scored.store, places)
         index = {key: number for number, key in enumerate(tokens["text_key"].to_pylist())}
         known = {place: index[text.key] for place, (_, text) in texts.items() if text.key in index}
         for one in (one for one in tops if len(one.rows)):
@@ -354,7 +354,7 @@ def _table(
     """The attributions of a selection's documents with known tokens, in their order."""
     detector, kind = shown
     matrix = np.stack([one.rows[name].to_numpy() for name in one.detectors], axis=1)
-    scores = one.score(Batch(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
+    scores = one.score(RoleScores(matrix, None, np.zeros(len(matrix), dtype=np.int64)))
     ids, places = one.rows["doc_id"].to_pylist(), one.places
     here = [number for number, place in enumerate(places) if place in index]
     table = tokens.take(pa.array([index[places[number]] for number in here], pa.int64()))
@@ -384,7 +384,7 @@ Place = tuple[str, int]
 """An audited document: its input and row number."""
 
 
-def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
+def related_ids(store: Store, places: Collection[Place]) -> dict[Place, list[str]]:
     """Ids of the first other audited documents of the family of each document; empty without near-duplicates.
 
     A family consists of near-duplicates, directly or through others.
@@ -413,7 +413,7 @@ def families_of(store: Store, places: Collection[Place]) -> dict[Place, list[str
     }
 
 
-def thumbnail_of(picture: Image) -> bytes:
+def make_thumbnail(picture: Image) -> bytes:
     """A picture, RGB, as a small JPEG file of its pixels only, without metadata of its own file."""
     from PIL import Image
 
@@ -438,11 +438,11 @@ def write_thumbnails(scored: Scored, selected: Mapping[str, pa.Table]) -> dict[s
     for name, rows in selected.items():
         if len(rows):
             file = thumbnails_file(name)
-            written[name][file] = scored.store.write_table(file, _thumbnails_of(scored, rows))
+            written[name][file] = scored.store.write_table(file, _make_thumbnails(scored, rows))
     return written
 
 
-def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
+def _make_thumbnails(scored: Scored, selected: pa.Table) -> pa.Table:
     wanted: defaultdict[str, set[int]] = defaultdict(set)
     for source, row in zip(selected["source"].to_pylist(), selected["row"].to_pylist(), strict=True):
         wanted[source].add(row)
@@ -459,7 +459,7 @@ def _thumbnails_of(scored: Scored, selected: pa.Table) -> pa.Table:
                 if document.row in keys and document.picture is not None:
                     picture = open_picture(document.picture)
                     if picture_key(picture) == keys[document.row]:
-                        row = {"source": shard.name, "row": document.row, "thumbnail": thumbnail_of(picture)}
+                        row = {"source": shard.name, "row": document.row, "thumbnail": make_thumbnail(picture)}
                         rows.append(row)
         except (UserError, ValueError, LookupError, OSError):  # missing or replaced: an answer needs no picture
             continue

@@ -14,7 +14,7 @@ from pipeline.run.summary import ShuffleDiagnostic
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures.versions import ASSUMPTION
-from pipeline.wording import beside, percent, percentage
+from pipeline.wording import format_against, percent, percentage
 
 OUTSIDE = "This verdict is outside the schedule of scans: its rates are of this scan alone, and add up over scans."
 NO_TEST = (
@@ -90,7 +90,7 @@ def by_p_value(p_value: float, confidence: float | None) -> tuple[str, str]:
     chance = f"{_UNTRAINED}, {_some(level)} p <= {LEVEL:g} by chance"
     if confidence is not None:
         chance += f", and at most {_share(level + 1 - Fraction(repr(confidence)))} this or a count above 0"
-    return f"with p = {beside(p_value, LEVEL, kind='g')}", f"{chance}."
+    return f"with p = {format_against(p_value, LEVEL, kind='g')}", f"{chance}."
 
 
 def by_count(confidence: float, tested: bool) -> tuple[str, str]:
@@ -174,7 +174,7 @@ def tested(test: BlockTest, compared: bool) -> str:
     number = len(test.differences)
     read = f"{number} detector{'' if number == 1 else 's'}"
     return (
-        f"The permutation test gives p = {beside(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
+        f"The permutation test gives p = {format_against(test.p_value, LEVEL, kind='g')}: a linear score of {read}, "
         f"cross-fitted in {FOLDS} folds of {test.n_audit_blocks:,} audited and {test.n_unseen_blocks:,} unseen blocks "
         f"({units}; {test.n_audit:,} and {test.n_unseen:,} documents; {PERMUTATIONS:,} permutations "
         f"of whole blocks, refitted for each; AUC {test.auc:.2f})."
@@ -189,7 +189,7 @@ def expected_text(expected: Sequence[Mapping[str, float]]) -> str:
     """States the share of documents with versions that is selected, by how often the model read them.
 
     Args:
-        expected: rows of `EXPECTED` in `pipeline.selection.versions`, as in a forecast.
+        expected: rows of `EXPECTED` in `pipeline.selection.version_scores`, as in a forecast.
     """
     shares = []
     for row in expected:
@@ -223,7 +223,7 @@ def verdict_on_versions(
         limit: the most documents that were read; None when all were.
         shuffle: shuffle check of the documents; None where `seenset mark` drew the published versions.
     """
-    p_value = f"p = {beside(test.p_value, LEVEL, kind='g')}"
+    p_value = f"p = {format_against(test.p_value, LEVEL, kind='g')}"
     redrawn = f"Redrawing the published versions of {test.documents:,} documents {test.redraws:,} times gives {p_value}"
     meaning = [
         f"{redrawn}; of collections that were not trained on at most {LEVEL:g} have p <= {LEVEL:g}. This is exact, for "

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pipeline.answers.collection_test import version_part
 from pipeline.bundle.container import BundleIndex, RefutedError
-from pipeline.checks.draws import VersionDraws, table_of, version_draws
+from pipeline.checks.draws import VersionDraws, draw_table, version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import SelectionConfig
@@ -32,10 +32,10 @@ from pipeline.mark.commitment import (
     STEP,
     CommittedDocument,
     Proof,
+    compute_roots,
     leaf_digest,
     merkle_proofs,
     read_committed,
-    roots_of,
     text_digests,
     version_digest,
 )
@@ -44,9 +44,9 @@ from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.selection.blocks import NONE
 from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict
-from pipeline.selection.passes import Ask, Batch, together
+from pipeline.selection.folds import Fold, RoleScores, run_queries
 from pipeline.selection.procedures.versions import answer_versions
-from pipeline.selection.versions import VersionPart
+from pipeline.selection.version_scores import VersionPart
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 
 TEXTS = pa.field("texts", pa.list_(pa.string()))  # texts of all versions, in order
@@ -181,12 +181,12 @@ class BundledVersions:
     def answer(self, selection: SelectionConfig, quarantined: int) -> Verdict:
         """Answer a selection of the run. Raises UserError as `answer_versions`."""
         keys = np.array([id_key(name) for name in self.table["id"].to_pylist()], dtype=np.int64)
-        batch = Batch(np.empty((keys.size, 1)), None, keys, versions=self.part(selection.detectors))
+        batch = RoleScores(np.empty((keys.size, 1)), None, keys, versions=self.part(selection.detectors))
 
-        def run_pass(asks: Iterable[tuple[int, Ask]]) -> dict[int, Any]:
+        def run_pass(asks: Iterable[tuple[int, Fold]]) -> dict[int, Any]:
             return {index: ask.of_shard(batch) for index, ask in asks}
 
-        (answer,) = together([answer_versions(selection, self.config.seed, quarantined)], run_pass)
+        (answer,) = run_queries([answer_versions(selection, self.config.seed, quarantined)], run_pass)
         return Verdict(answer, *answer.judge(batch), np.empty(0, dtype=bool))
 
     def roots(self) -> dict[bytes, int]:
@@ -199,7 +199,7 @@ class BundledVersions:
         steps = bytes(flat.buffers()[1] or b"")[STEP * flat.offset :]
         ends = (STEP * pc.list_value_length(read["proof"]).to_numpy().cumsum()).tolist()
         proofs = (steps[start:end] for start, end in pairwise([0, *ends]))
-        return Counter(roots_of(leaves, proofs))
+        return Counter(compute_roots(leaves, proofs))
 
     def changed_texts(self) -> Iterator[str]:
         """Ids of documents whose texts, where the bundle has them, do not match the digests and commitments."""
@@ -224,12 +224,12 @@ def _draws(table: pa.Table, config: AuditConfig) -> VersionDraws:
     if table[FEATURES].null_count and (versions.template or versions.window):
         raise RefutedError("a document without features has orders that seenset mark did not draw")
     try:
-        return version_draws(DrawTable.joined([table_of(table)]), versions, config.near_copies)
+        return version_draws(DrawTable.joined([draw_table(table)]), versions, config.near_copies)
     except (ValueError, IndexError, OverflowError, pa.ArrowException):
         raise RefutedError("features of a document are not those of its versions") from None
 
 
-def commitment_of(data: bytes, name: str) -> Mapping[str, Any]:
+def parse_commitment(data: bytes, name: str) -> Mapping[str, Any]:
     """Parse a `commitment.json`.
 
     Raises:

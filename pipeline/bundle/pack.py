@@ -37,14 +37,14 @@ from pipeline.errors import IncompleteError, UserError
 from pipeline.run.digests import VerdictTables
 from pipeline.run.history import answered_selections, read_history, several_questions
 from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
-from pipeline.run.scored import Each, Scored
+from pipeline.run.scored import Scored, ShardMap
 from pipeline.run.summary import read_summary, summary_file
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import FEATURES, VERSIONS
 from pipeline.store.receipts import Receipt, read_filed
 
 
-def pack_run(config: AuditConfig, scored: Scored, each: Each, texts: bool = False) -> bytes:
+def pack_run(config: AuditConfig, scored: Scored, each: ShardMap, texts: bool = False) -> bytes:
     """The bytes of the bundle of a run, equal for the same run, after a successful verification.
 
     Args:
@@ -112,7 +112,7 @@ class _Packing:
         scored: Scored,
         selections: list[SelectionConfig],
         collection: Collection | None,
-        each: Each,
+        each: ShardMap,
         texts: bool,
     ) -> _Packing:
         """Find the known documents that calibrate, and near-duplicates."""

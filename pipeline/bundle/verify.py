@@ -44,7 +44,7 @@ from pipeline.run.summary import BlindDiagnostic, Conclusion, Diagnostic, Summar
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
-from pipeline.selection.schedule import Slot, share_of
+from pipeline.selection.schedule import Slot, alpha_share
 from pipeline.stages.events import FEATURES
 
 Finding = Literal["holds", "stated", "refuted"]
@@ -92,7 +92,7 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
     Args:
         data: content of the file.
         name: name of the file, for messages.
-        commitment: required commitment of the documents with versions, from `commitment_of`.
+        commitment: required commitment of the documents with versions, from `parse_commitment`.
 
     Raises:
         UserError: not a bundle, or one of another version.
@@ -373,7 +373,7 @@ class _Bundle:
         number = _at(stated, "series", "slot")
         if not isinstance(number, int) or number < 1:
             raise UserError("the summary of a scan does not state its place in the schedule")
-        share = share_of(number, series.horizon)
+        share = alpha_share(number, series.horizon)
         late = stated.get("promise") == LATE
         return Slot(number, Fraction(repr(series.alpha)), share, late)
 

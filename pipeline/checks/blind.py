@@ -26,17 +26,17 @@ from pipeline.checks.held_out_auc import (
     Blind,
     Compared,
     HeldOut,
+    auc_interval,
     blocks_among,
     documents_to_decide,
     held_out,
-    interval_of,
 )
 from pipeline.checks.words import CHARACTERS, Words, read_words, tokens, without_zeros
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
-from pipeline.corpus.pictures import FORMATS, open_picture
+from pipeline.corpus.picture_files import FORMATS, open_picture
 from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -67,7 +67,7 @@ class PictureLooks:
     caption: str = ""  # empty where the corpus has none
 
 
-def looks_of(data: bytes, caption: str = "") -> PictureLooks:
+def read_picture_looks(data: bytes, caption: str = "") -> PictureLooks:
     """The classifier's input for a picture, from the bytes of its file."""
     return PictureLooks(picture_features([data])[0], caption)
 
@@ -144,9 +144,9 @@ Shown = str | PictureLooks
 """The classifier's input for a document: its text, or the features of its picture."""
 
 
-def shown_of(document: Document) -> Shown:
+def classifier_input(document: Document) -> Shown:
     """The classifier's input for a document."""
-    return document.text if document.picture is None else looks_of(document.picture, document.text)
+    return document.text if document.picture is None else read_picture_looks(document.picture, document.text)
 
 
 def blind(
@@ -170,7 +170,7 @@ def blind(
     """
     audited = np.arange(len(calibration) + len(audit)) >= len(calibration)
     held = hold_out([*calibration, *audit], Compared.of(audited, block), seed)
-    return None if held is None else blind_of(held)
+    return None if held is None else blind_result(held)
 
 
 def hold_out(documents: Sequence[Shown], compared: Compared, seed: int) -> HeldOut | None:
@@ -193,13 +193,13 @@ def hold_out_known(known: Known, compared: Compared, seed: int) -> HeldOut | Non
     return replace(held, shared=known.shared) if held is not None and isinstance(known, Words) else held
 
 
-def blind_of(held: HeldOut) -> Blind:
+def blind_result(held: HeldOut) -> Blind:
     """The AUC of held-out scores, with its 99% interval."""
     auc, error = held.auc()
-    return Blind(auc, *interval_of(auc, error), **counts_of(held.compared), shared=held.shared)
+    return Blind(auc, *auc_interval(auc, error), **count_compared(held.compared), shared=held.shared)
 
 
-def counts_of(compared: Compared) -> dict[str, Any]:
+def count_compared(compared: Compared) -> dict[str, Any]:
     """The fields of `Blind` with the documents of each role and, where these differ, their blocks."""
     audited, block = compared.audited, compared.block
     counts = int((~audited).sum()), int(audited.sum())
@@ -425,9 +425,9 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
         raise UserError(ONLY_SCORES)
     sample = draw_sample(shards, role, config.near_copies, texts)
     held = hold_out(sample.shown, sample.compared, config.seed)
-    diagnostic = blind_diagnostic(None if held is None else blind_of(held), role, known_of(shards, role))
+    diagnostic = blind_diagnostic(None if held is None else blind_result(held), role, input_kind(shards, role))
     tail = None if held is None else tail_test(held, sample.places)
-    return BlindTest(**{**diagnostic.model_dump(), **counts_of(sample.compared)}, tail=tail)
+    return BlindTest(**{**diagnostic.model_dump(), **count_compared(sample.compared)}, tail=tail)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -459,7 +459,7 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
         for kind in (role, "audit"):
             for shard, document in sample_documents([shard for shard in shards if shard.role == kind], texts):
                 places.append((shard.id, document.row - shard.first_row))
-                shown.append(shown_of(document))
+                shown.append(classifier_input(document))
                 kinds.append(kind == "audit")
                 yield document
 
@@ -495,7 +495,7 @@ def _start_of(document: Document) -> str:
     return document.text[:CHARACTERS]
 
 
-def known_of(shards: Sequence[Shard], role: str) -> str:
+def input_kind(shards: Sequence[Shard], role: str) -> str:
     """The classifier's input for documents of shards: `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`."""
     if not any(shard.pictures for shard in shards):
         return TOKENS if any(shard.token_ids for shard in shards) else WORDS

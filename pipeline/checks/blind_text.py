@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pipeline.checks.held_out_auc import LEAST, LEAST_BLOCKS, PASSING, TOLERANCE, Blind, documents_to_decide
 from pipeline.run.summary import LEAST_SHARED
 from pipeline.selection.guarantees import Outcome
-from pipeline.wording import beside
+from pipeline.wording import format_against
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
@@ -134,5 +134,5 @@ def matched(
 
 def _interval(test: Blind) -> str:
     """The AUC and its interval, whose ends are rounded to the side of the limit that they are compared with."""
-    low, high = beside(test.low, _DIFFERENT), beside(test.high, 0.5 if test.below else _ALIKE)
+    low, high = format_against(test.low, _DIFFERENT), format_against(test.high, 0.5 if test.below else _ALIKE)
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"

@@ -18,16 +18,16 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.documents import id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH, Sketches, SketchFile, near_families
-from pipeline.run.scored import PLACES, Each, RoleRows, Scored
+from pipeline.run.scored import PLACES, RoleRows, Scored, ShardMap
 from pipeline.run.summary import DuplicateFamily, GroupsDiagnostic, NearDuplicates, NearDuplicatesDiagnostic
 from pipeline.selection.blocks import EXCESS, INFLATION, NONE, Blocks, Dependence, Related, Sizes
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import Outcome
-from pipeline.selection.passes import Answer
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.estimating import STOREY
 from pipeline.store.receipts import Receipt
-from pipeline.wording import beside
+from pipeline.wording import format_against
 
 DEPENDENCE = 1.05
 """Maximum ratio of documents to independent documents, by near-duplicates or groups, for which a bound is stated.
@@ -166,7 +166,7 @@ def group_diagnostic(
         sentences += _by_blocks(selection, answer, dependence)
         if dependence.factor > max(Fraction(1), dependence.family_factor):
             numbers = dependence.n_calibration, dependence.n_blocks
-            factor = beside(float(dependence.factor), float(INFLATION))
+            factor = format_against(float(dependence.factor), float(INFLATION))
             sentences.append(wording.small_p_values_of_groups(*numbers, role, factor))
     if unbounded:
         sentences.append(wording.unbounded_groups(selection.direction == "members"))
@@ -187,7 +187,7 @@ def near_duplicates_file(role: str) -> str:
 
 
 def read_sketches(
-    scored: Scored, role: str, each: Each, keep: np.ndarray | None = None, most: int | None = MOST
+    scored: Scored, role: str, each: ShardMap, keep: np.ndarray | None = None, most: int | None = MOST
 ) -> Sketched:
     """Read the sketches of the scored documents of a role.
 
@@ -416,7 +416,7 @@ def near_duplicates_diagnostic(
     if one_of_each:
         sentences.append(wording.one_of_each(answer.n_calibration, role))
     elif calibration.n_copies:
-        shown = beside(float(factor), float(INFLATION))
+        shown = format_against(float(factor), float(INFLATION))
         sentences.append(wording.small_p_values(calibration.n_distinct, shown))
     unbounded = breaks_bounds(audit, *([] if one_of_each else [calibration]))
     if unbounded:

@@ -48,7 +48,7 @@ class BlockCounts(Record):
         )
 
 
-def related_of(keys: Keys, once: np.ndarray, compared: np.ndarray, family: np.ndarray) -> Related:
+def relate_documents(keys: Keys, once: np.ndarray, compared: np.ndarray, family: np.ndarray) -> Related:
     """What makes documents that were read depend on one another.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.selection.blocks import INFLATION
-from pipeline.wording import beside, documents
+from pipeline.wording import documents, format_against
 
 
 def grouped(roles: Sequence[str]) -> str:
@@ -117,8 +117,8 @@ def dependent_calibration(n: int, known: int, role: str, factor: float, fewest: 
     shortest = "" if fewest is None else f", and the shortest possible list has {documents(fewest)}"
     return (
         f"the {known:,} {role} documents rank as {_about(n, whole)} independent ones, so p-values can be too small by "
-        f"a factor of up to {beside(factor, float(INFLATION))}, and the answer would not be supported; with calibrate: "
-        f"one_per_block {_about(n, whole)} calibrate{shortest}."
+        f"a factor of up to {format_against(factor, float(INFLATION))}, and the answer would not be supported; with "
+        f"calibrate: one_per_block {_about(n, whole)} calibrate{shortest}."
     )
 
 

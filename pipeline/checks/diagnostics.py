@@ -27,9 +27,9 @@ from pipeline.run.summary import (
     ShareDiagnostic,
     SymmetryDiagnostic,
 )
+from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.knockoff import SignSymmetry
-from pipeline.selection.passes import Answer
 
 _log = logging.getLogger(__name__)
 

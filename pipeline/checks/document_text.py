@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.checks.blind import TAIL_LEVEL
 from pipeline.run.summary import NearDuplicatePair, NearDuplicates, OverlapDiagnostic
-from pipeline.wording import beside, documents, percent, was
+from pipeline.wording import documents, format_against, percent, was
 
 SHOWN_CHARACTERS = 80
 """Maximum length of a shown id."""
@@ -270,4 +270,4 @@ def family_outcome(role: str) -> str:
 
 
 def _p(p_value: float) -> str:
-    return beside(p_value, TAIL_LEVEL, kind="g")
+    return format_against(p_value, TAIL_LEVEL, kind="g")

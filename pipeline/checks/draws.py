@@ -20,9 +20,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
 from pipeline.corpus.documents import Document
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
-from pipeline.corpus.keys import excerpt_of
+from pipeline.corpus.keys import make_excerpt
 from pipeline.run.records import Record
-from pipeline.run.scored import Each, Scored
+from pipeline.run.scored import Scored, ShardMap
 from pipeline.run.summary import ShuffleDiagnostic
 from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
 from pipeline.selection.guarantees import Outcome
@@ -74,18 +74,18 @@ def version_draws(table: DrawTable | None, versions: VersionsConfig, near_copies
     return VersionDraws(independent, check, _diagnostic(table, independent, check))
 
 
-def read_version_draws(config: AuditConfig, scored: Scored, each: Each) -> VersionDraws:
+def read_version_draws(config: AuditConfig, scored: Scored, each: ShardMap) -> VersionDraws:
     """`version_draws` of the scored documents of a run."""
     versions = config.corpus.versions
     assert versions is not None
 
     def part_of(receipt: Receipt) -> DrawTable:
-        return table_of(scored.table(receipt, ["doc_id", VERSIONS, FEATURES]))
+        return draw_table(scored.table(receipt, ["doc_id", VERSIONS, FEATURES]))
 
     return version_draws(DrawTable.joined(list(each(scored.of("audit"), part_of))), versions, config.near_copies)
 
 
-def table_of(table: pa.Table) -> DrawTable:
+def draw_table(table: pa.Table) -> DrawTable:
     """The features in a table with doc_id, `VERSIONS` and `FEATURES`."""
     versions, features = (table[name].combine_chunks() for name in (VERSIONS, FEATURES))
     sizes = pc.binary_length(pc.struct_field(versions, "digests")).to_numpy(zero_copy_only=False) // 32
@@ -165,7 +165,7 @@ class DrawReader:
             "place while options move (versions.marks: none keeps them with their options):"
         ]
         for name, item, marks in marked[:EXAMPLES]:
-            before, after = (excerpt_of(" | ".join(texts), CHARACTERS) for texts in (item.options, marks.bare))
+            before, after = (make_excerpt(" | ".join(texts), CHARACTERS) for texts in (item.options, marks.bare))
             lines.append(f"  {short_id(name)}: {before} -> {after}")
         return lines
 
@@ -173,7 +173,7 @@ class DrawReader:
         """The largest sets of items with the same options, by their texts."""
         lines = []
         for one in _largest(independent.sets):
-            texts = excerpt_of(" | ".join(sorted(self._items[one.used].bare)), CHARACTERS)
+            texts = make_excerpt(" | ".join(sorted(self._items[one.used].bare)), CHARACTERS)
             how = "all are used, as their orders look shuffled" if one.all_used else "one is used"
             lines.append(f"{one.items:,} items have the options {texts}: {how} (p = {one.p_value:.2g})")
         return lines

@@ -253,6 +253,6 @@ def blocks_among(family: np.ndarray, group: np.ndarray, audited: np.ndarray) -> 
     return joined_blocks(family, np.where(shared[group], -1, group))
 
 
-def interval_of(auc: float, error: float) -> tuple[float, float]:
+def auc_interval(auc: float, error: float) -> tuple[float, float]:
     """The 99% interval of an AUC, within [0, 1]."""
     return max(0.0, auc - Z99 * error), min(1.0, auc + Z99 * error)

@@ -13,9 +13,9 @@ from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.known_texts import NAMED_PAIRS, KnownTexts, SharedTexts
-from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
+from pipeline.detectors.registry import needed_adapters, needed_prefixes, parse_detectors
 from pipeline.errors import UserError
-from pipeline.run.scored import Each, RoleRows, Scored, each_in_turn, in_order, trained_texts
+from pipeline.run.scored import RoleRows, Scored, ShardMap, each_in_turn, in_order, trained_texts
 from pipeline.run.summary import NearDuplicatePair, OverlapDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures.record import procedure_of
@@ -101,7 +101,7 @@ class Overlap:
 
 
 def find_overlaps(
-    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: Each = each_in_turn
+    scored: Scored, roles: Sequence[Role], config: AuditConfig, each: ShardMap = each_in_turn
 ) -> dict[Role, Overlap]:
     """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones in training.
 
@@ -117,7 +117,7 @@ def find_overlaps(
         UserError: there are some, and the configuration does not set `overlap: drop`; also errors of `_check_trained`.
     """
     detectors = parse_detectors(config.detectors)
-    needing = [one.column for one in detectors if adapters_of([one]) or prefixes_of([one])]
+    needing = [one.column for one in detectors if needed_adapters([one]) or needed_prefixes([one])]
     concerned = [selection for selection in config.selections if {*needing} & {*selection.detectors}]
     trained = trained_texts(scored.store, config.near_copies, needed=bool(concerned))
     known = {}
@@ -179,6 +179,6 @@ def _check_trained(config: AuditConfig, concerned: Sequence[SelectionConfig], n_
 def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:
     """Whether similarity to a training or prefix document can only keep a document from being selected."""
     read = [d for d in parse_detectors(config.detectors) if d.column in selection.detectors]
-    if any(prefix.role == "seen" for prefix in prefixes_of(read)):
+    if any(prefix.role == "seen" for prefix in needed_prefixes(read)):
         return False
     return selection.direction == "members" and not procedure_of(selection.procedure).learns

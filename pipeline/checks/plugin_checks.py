@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.audit import AuditConfig
-from pipeline.detectors.base import Continuations, Detector, Evidence, Pass, modules_of, plan_passes
+from pipeline.detectors.base import Continuations, Detector, Evidence, Pass, detector_modules, plan_passes
 from pipeline.detectors.plugins import BUILT_IN, display_module
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import IncompleteError, UserError, error_line
@@ -62,7 +62,7 @@ def check_plugins(config: AuditConfig) -> list[str]:
     passes = plan_passes(detectors)
     lines = []
     for one in detectors:
-        modules = [module for module in modules_of([one]).values() if module.split(".")[0] != BUILT_IN]
+        modules = [module for module in detector_modules([one]).values() if module.split(".")[0] != BUILT_IN]
         if modules:
             name = f"detector {one} ({display_module(modules[0])})"
             lines += _isolated(name, partial(_problem_of_detector, one, passes))
@@ -227,7 +227,7 @@ def _isolated(name: str, work: Callable[[], str | None]) -> list[str]:
         UserError: the error of the work, after its subject.
         IncompleteError: the child ended, or took too long.
     """
-    error, warning = _outcome_in_child(name, work) if sys.platform == "linux" else _outcome_of(work)
+    error, warning = _outcome_in_child(name, work) if sys.platform == "linux" else _try_outcome(work)
     if error is not None:
         raise UserError(error if error.startswith(name.split(" (")[0]) else f"{name} {error}")
     return [] if warning is None else [f"warning: {name} {warning}: such documents are quarantined"]
@@ -237,7 +237,7 @@ _Outcome = tuple[str | None, str | None]
 """An error of the user's code and a warning, in one line each."""
 
 
-def _outcome_of(work: Callable[[], str | None]) -> _Outcome:
+def _try_outcome(work: Callable[[], str | None]) -> _Outcome:
     try:
         return None, work()
     except UserError as error:
@@ -256,7 +256,7 @@ def _outcome_in_child(name: str, work: Callable[[], str | None]) -> _Outcome:
         try:
             os.dup2(2, 1)  # what the code prints is no output of the command
             torch.set_num_threads(1)
-            os.write(sink, pickle.dumps(_outcome_of(work)))
+            os.write(sink, pickle.dumps(_try_outcome(work)))
             status = 0
         finally:
             os._exit(status)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.selection.folds import Basis
 from pipeline.selection.guarantees import Outcome
-from pipeline.selection.passes import Basis
 from pipeline.wording import documents
 
 

@@ -22,7 +22,7 @@ from pipeline.run.records import KEYS_FILE
 from pipeline.run.scored import Scored
 from pipeline.run.summary import FamiliesDiagnostic, NearDuplicates, TailDiagnostic
 from pipeline.selection.guarantees import Outcome
-from pipeline.store.pieces import SortedRows
+from pipeline.store.external_sort import SortedRows
 
 LEAST_SELECTED = 2
 """Minimum number of selected documents in a tail that contradicts a list."""

@@ -248,7 +248,7 @@ def word_counts(texts: Sequence[str]) -> Any:
     return read_words(texts).features
 
 
-def shares_of(texts: Sequence[str]) -> np.ndarray:
+def character_shares(texts: Sequence[str]) -> np.ndarray:
     """The last features of `read_words`, the square roots of `SHARES`: float64, (documents, 3), in [0, 1]."""
     return _shares(*_characters(texts))
 

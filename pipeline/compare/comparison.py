@@ -41,8 +41,8 @@ from pipeline.run.manifest import InputRecord
 from pipeline.run.records import Record, VersionedRecord
 from pipeline.run.summary import Summary
 from pipeline.selection.conformal import mix
+from pipeline.store.external_sort import write_pieces
 from pipeline.store.files import Store
-from pipeline.store.pieces import write_pieces
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,8 +28,8 @@ from pipeline.run.remedies import answered_by
 from pipeline.run.status import read_status
 from pipeline.run.summary import Summary, read_summary
 from pipeline.stages import SCORING
+from pipeline.store.external_sort import SortedRows
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows
 from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 COLUMNS = (
@@ -152,7 +152,7 @@ def shared_ids(run: FinishedRun, ids: pa.ChunkedArray | pa.Array) -> pa.ChunkedA
     return pc.if_else(inside, pc.utf8_slice_codeunits(ids, len(run.folder)), ids)
 
 
-def documents_of(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> Iterator[pa.Table]:
+def read_answer_tables(run: FinishedRun, summary: Summary, scores: Sequence[str] = ()) -> Iterator[pa.Table]:
     """All audited documents of a selection, one table per shard.
 
     Columns are doc_id and source (both without the folder of the corpus), row, p_value, selected, quarantined, text_key
@@ -263,7 +263,7 @@ class JoinedRuns:
         self._rows = SortedRows(pa.schema(columns), ["doc_id"])
 
     def add(self, run: int, documents: pa.Table) -> None:
-        """Add documents of a run, from `documents_of`."""
+        """Add documents of a run, from `read_answer_tables`."""
         documents = documents.append_column("run", pa.array(np.full(len(documents), run, dtype=np.int32)))
         self._rows.add(documents.select(self._rows.schema.names).cast(self._rows.schema))
 
@@ -306,13 +306,13 @@ def joined_runs(
         scores: for each selection, equally many detectors; None: no scores.
 
     Raises:
-        UserError: the errors of `documents_of`.
+        UserError: the errors of `read_answer_tables`.
     """
     scores = [()] * len(runs) if scores is None else scores
     joined = JoinedRuns(len(runs), len(scores[0]))
     try:
         for place, (run, summary, columns) in enumerate(zip(runs, summaries, scores, strict=True)):
-            for table in documents_of(run, summary, columns):
+            for table in read_answer_tables(run, summary, columns):
                 joined.add(place, table)
         yield joined
     finally:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline.compare import texts as wording
-from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, documents_of, run_record
+from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, read_answer_tables, run_record
 from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
@@ -124,7 +124,7 @@ def _items(run: FinishedRun, summary: Summary, clean: Set[str] | None = None) ->
     columns = ("doc_id", "source", "row", "selected", "quarantined")
     items = [
         Item(name, source, row, selected if clean is None else name in clean and not quarantined)
-        for table in documents_of(run, summary)
+        for table in read_answer_tables(run, summary)
         for name, source, row, selected, quarantined in zip(*(table[c].to_pylist() for c in columns), strict=True)
     ]
     return sorted(items, key=lambda item: (item.source, item.row))
@@ -135,7 +135,7 @@ def task_name(source: str) -> str:
     return PurePath(source).name.split(".")[0]
 
 
-def items_of(results: ItemResults, items: Sequence[Item], run: FinishedRun, inputs: Mapping[str, str]) -> list[Item]:
+def match_items(results: ItemResults, items: Sequence[Item], run: FinishedRun, inputs: Mapping[str, str]) -> list[Item]:
     """The items of results, in the order of the documents; results and documents must be the same items.
 
     Args:

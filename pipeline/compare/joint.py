@@ -48,8 +48,8 @@ from pipeline.selection.joint import (
     joint_resolution,
 )
 from pipeline.selection.procedures.record import procedure_of
+from pipeline.store.external_sort import SortedRows, write_pieces
 from pipeline.store.files import Store
-from pipeline.store.pieces import SortedRows, write_pieces
 
 JOINT_FILE = "joint.json"
 GRID_ERROR = 1e-6

@@ -15,14 +15,14 @@ from scipy.stats import rankdata
 
 from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import FinishedRun
-from pipeline.compare.items import CleanItems, Item, items_of
+from pipeline.compare.items import CleanItems, Item, match_items
 from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
 from pipeline.run.records import Record, VersionedRecord
 from pipeline.selection.shares import CONFIDENCE_OF_SHARES, difference_to_all, paired_difference, share_interval
+from pipeline.store.external_sort import write_pieces
 from pipeline.store.files import Store
-from pipeline.store.pieces import write_pieces
 
 RANKING_FILE = "ranking.json"
 ITEMS_FILE = "items.parquet"
@@ -140,7 +140,7 @@ def rank_models(
     _check_tasks(tasks)
     rankings, tables = [], []
     for task, of_task in tasks.items():
-        placed = [items_of(one, items, runs[0], inputs) for one in of_task]
+        placed = [match_items(one, items, runs[0], inputs) for one in of_task]
         _check_alike(of_task)
         ordered = placed[0]
         keys = [item.doc_id if of_task[0].by_id else str(item.row) for item in ordered]
@@ -283,7 +283,7 @@ def _table(task: str, model: str, items: Sequence[Item], values: np.ndarray) -> 
     return pa.table(columns, schema=ITEMS_SCHEMA)
 
 
-def ranking_table_of(task: TaskRanking) -> Table:
+def ranking_table(task: TaskRanking) -> Table:
     """The models on one task: accuracy with its interval and rank, on all items and on the clean ones."""
     figures = of_numbers("all items", "rank", "clean items", "rank", "clean less all")
     title = wording.ranking_title(task.task, task.metric, task.n_items, task.n_clean)

@@ -197,7 +197,7 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _add(results: ItemResults, sample: Mapping[str, Any], where: str, metric: str | None, id_field: str | None) -> None:
     if not results.values:
-        results.metric = _metric_of(sample, metric, where)
+        results.metric = _find_metric(sample, metric, where)
     doc = sample.get("doc")
     item = sample["doc_id"]
     if id_field is not None:
@@ -219,7 +219,7 @@ def _add(results: ItemResults, sample: Mapping[str, Any], where: str, metric: st
         results.fields[str(item)] = list(_strings(doc))
 
 
-def _metric_of(sample: Mapping[str, Any], metric: str | None, where: str) -> str:
+def _find_metric(sample: Mapping[str, Any], metric: str | None, where: str) -> str:
     listed = sample.get("metrics")
     known = [str(name) for name in listed] if isinstance(listed, list) else []
     if not known:  # files of older versions have no list of metrics

@@ -71,12 +71,12 @@ def instead_of_run(path: str) -> str | None:
         return f"it is in a run directory: give {_word(run)}"
     if os.path.isdir(path):
         if configs := _configs_in(path):
-            return _run_of(configs[0])
+            return _advise_run(configs[0])
         return what_folder(path) or (_init(path) if _names(path) else "it is empty")
-    return _run_of(path) if path.endswith(CONFIG_SUFFIXES) else _what_file(path)
+    return _advise_run(path) if path.endswith(CONFIG_SUFFIXES) else _what_file(path)
 
 
-def _run_of(config: str) -> str:
+def _advise_run(config: str) -> str:
     """What to do in place of naming a configuration: name its run directory, or make it."""
     setting = _RUN_SETTING.search(_beginning(config).decode("utf-8-sig", "replace"))
     if setting is None:

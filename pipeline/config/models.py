@@ -123,7 +123,7 @@ def display_name(model: AnyModel) -> str:
     return f"{model.name} at {model.endpoint}" if isinstance(model, EndpointConfig) else model.shown
 
 
-def weights_of(model: AnyModel) -> ModelConfig:
+def as_model_config(model: AnyModel) -> ModelConfig:
     """The configuration of a model whose weights can be opened.
 
     Raises:

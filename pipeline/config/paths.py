@@ -91,7 +91,7 @@ def written(path: str) -> str:
     return path if "://" in path else path.rpartition(MARK)[2]
 
 
-def origin_of(path: str) -> str | None:
+def path_origin(path: str) -> str | None:
     """The folder that a path was written relative to; None if the path contains none."""
     return None if "://" in path else path.rpartition(MARK)[0] or None
 
@@ -175,7 +175,7 @@ def _exists(place: Place, path: str) -> bool:
 
 def _placed_section(kind: type, data: Mapping[str, Any], origin: _Origin, where: str) -> dict[str, Any]:
     result = dict(data)
-    for name, field in fields_of(kind).items():
+    for name, field in named_fields(kind).items():
         for key in {name, getattr(field, "alias", None) or name} & result.keys():
             at = f"{where}.{key}" if where else key
             result[key] = _placed_field(field, result[key], origin, at)
@@ -224,7 +224,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def fields_of(kind: Any) -> dict[Any, Any]:
+def named_fields(kind: Any) -> dict[Any, Any]:
     """The fields of a model or a dataclass, by name."""
     fields: dict[Any, Any] = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
     return fields

@@ -12,7 +12,7 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.paths import fields_of, sections_in
+from pipeline.config.paths import named_fields, sections_in
 from pipeline.config.retired import retired
 from pipeline.errors import nearest, number_meant
 
@@ -167,12 +167,12 @@ def _as_section(kind: type[BaseModel], location: Sequence[int | str], value: str
     if not sections:
         return ""
     key, section = str(_location({"loc": location})[-1]), sections[0]
-    fields = fields_of(section)
+    fields = named_fields(section)
     required = [keys_of(section)[place] for place, field in enumerate(fields.values()) if _is_required(field)]
     if (
         isinstance(value, str)
         and re.match("https?://", value)
-        and any("endpoint" in fields_of(one) for one in sections)
+        and any("endpoint" in named_fields(one) for one in sections)
     ):
         return f"; did you mean {key}: {{endpoint: {value}, name: NAME}}?"
     if "path" in fields:
@@ -181,7 +181,7 @@ def _as_section(kind: type[BaseModel], location: Sequence[int | str], value: str
         inner = f"{required[0]}: {_plain(value)}"
     else:
         first = next(iter(fields))
-        if "path" not in (name for inner in sections_in(fields[first].annotation) for name in fields_of(inner)):
+        if "path" not in (name for inner in sections_in(fields[first].annotation) for name in named_fields(inner)):
             return ""
         inner = f"{first}: {{path: {_plain(value)}}}"
     return f"; did you mean {key}: {{{inner}}}?"
@@ -236,7 +236,7 @@ def _paths_to(kind: Any, value: Any, key: str, depth: int) -> Iterator[str]:
     """Paths, as `--set` takes them, at which a key is valid in the sections of a configuration."""
     if not isinstance(value, Mapping):
         return
-    for name, field in fields_of(kind).items():
+    for name, field in named_fields(kind).items():
         inner = value.get(getattr(field, "alias", None) or name)
         for section in sections_in(getattr(field, "annotation", None)):
             path, entry = (f"{name}.*", next(iter(inner), None)) if isinstance(inner, list) else (name, inner)
@@ -256,12 +256,12 @@ def settings_named(kind: type[BaseModel], key: str, depth: int = 3) -> list[str]
         depth: most keys of a setting.
     """
     paths: list[str] = []
-    for name, field in fields_of(kind).items():
+    for name, field in named_fields(kind).items():
         annotation = getattr(field, "annotation", None)
         named, sections = getattr(field, "alias", None) or name, list(sections_in(annotation))
         inner = f"{named}.0" if get_origin(annotation) is list else named
         if named == key:
-            paths.append(f"{inner}.path" if any("path" in fields_of(section) for section in sections) else named)
+            paths.append(f"{inner}.path" if any("path" in named_fields(section) for section in sections) else named)
         if depth > 1:
             paths += [f"{inner}.{rest}" for section in sections for rest in settings_named(section, key, depth - 1)]
     paths = [path for path in paths if not path.startswith("series.")] or paths  # of few configurations
@@ -272,12 +272,12 @@ def _what_to_add(kind: type[BaseModel], location: Sequence[int | str]) -> str:
     """How to write a missing section that has a path."""
     model: Any = kind
     for part in location:
-        fields = fields_of(model)
+        fields = named_fields(model)
         sections = list(sections_in(getattr(fields.get(part), "annotation", None)))
         if not sections:
             return ""
         model = sections[0]
-    return f"; add {'.'.join(map(str, location))}: {{path: ...}}" if "path" in fields_of(model) else ""
+    return f"; add {'.'.join(map(str, location))}: {{path: ...}}" if "path" in named_fields(model) else ""
 
 
 def _location(problem: Any) -> list[str]:
@@ -320,12 +320,12 @@ def _sections_at(kind: type[BaseModel], location: Sequence[int | str]) -> list[t
     for part in location:
         if _is_union_branch(part):
             model = next((s for s in sections if str(part).endswith(f"[{s.__name__}]")), model)
-        elif part in fields_of(model):
-            sections = list(sections_in(fields_of(model)[part].annotation))
+        elif part in named_fields(model):
+            sections = list(sections_in(named_fields(model)[part].annotation))
             model = sections[0] if sections else model
     return sections
 
 
 def keys_of(kind: Any) -> list[str]:
     """The keys of a model or a dataclass in a configuration."""
-    return [getattr(field, "alias", None) or name for name, field in fields_of(kind).items()]
+    return [getattr(field, "alias", None) or name for name, field in named_fields(kind).items()]

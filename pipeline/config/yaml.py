@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from pipeline.config.misplaced import instead_of_config
-from pipeline.config.paths import fields_of, irregular_kind, placed, placed_value, sections_in, split_overrides
+from pipeline.config.paths import irregular_kind, named_fields, placed, placed_value, sections_in, split_overrides
 from pipeline.config.problems import keys_of, message_of, retired_line
 from pipeline.errors import RetiredError, UserError, error_line
 
@@ -404,7 +404,7 @@ def printable(text: str) -> str:
 
 
 def _lines(kind: type, setting: Written, described: set[tuple[type, str]], indent: str) -> Iterator[str]:
-    field = next(field for name, field in fields_of(kind).items() if (field.alias or name) == setting.key)
+    field = next(field for name, field in named_fields(kind).items() if (field.alias or name) == setting.key)
     section = next(sections_in(field.annotation), None)
     if (kind, setting.key) not in described:
         described.add((kind, setting.key))

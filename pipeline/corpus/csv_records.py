@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from pipeline.config.corpus import PLAIN, Dialect
-from pipeline.corpus.files import Overlong, separator_of
+from pipeline.corpus.files import Overlong, named_separator
 from pipeline.corpus.notes import HEADER_AGAIN, ROWS_IN_FIELD, SHORT_RECORDS, SURPLUS_FIELDS, Notes
 from pipeline.errors import UserError
 
@@ -175,7 +175,7 @@ def split_record(record: str, dialect: Dialect) -> list[str]:
     return next(csv.reader(io.StringIO(record, newline=""), **_format(dialect)), [])
 
 
-def record_of(fields: Sequence[str], dialect: Dialect) -> str:
+def csv_record(fields: Sequence[str], dialect: Dialect) -> str:
     """One record of fields, without a line end, from which `csv_records` reads the same fields.
 
     Raises:
@@ -206,7 +206,7 @@ def _records(source: _RecordLines) -> Iterator[Any]:
     """
     try:
         names = _next_fields(source, source.reader())
-        if names is not None and source.line == 1 and separator_of("".join(source.record)) is not None:
+        if names is not None and source.line == 1 and named_separator("".join(source.record)) is not None:
             names = _next_fields(source, source.reader())
     except _TooLongError:
         most = source.most

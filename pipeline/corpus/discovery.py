@@ -178,7 +178,7 @@ def discover_data(folder: str) -> FolderData:
         note = single_column_note(key[3]) if key[2] == CSV.name else ""
         files.append(replace(described, dialect=key[4], warning=note, count=len(paths)))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
-        role, word = role_of(names[0])
+        role, word = guess_role(names[0])
         beside = _captions_beside(folder, paths)
         files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, beside, len(paths)))
     for place, paths in texts.items():
@@ -311,7 +311,7 @@ def _picture_groups(
     tops: defaultdict[str, list[str]] = defaultdict(list)
     for path in pictures:
         parts = path.split("/")[:-1]
-        ends = [end for end in range(len(parts), 0, -1) if role_of(parts[end - 1])[0]]
+        ends = [end for end in range(len(parts), 0, -1) if guess_role(parts[end - 1])[0]]
         tops["/".join(parts[: (ends or [1])[0]])].append(path)
     by_name = {}
     for top, paths in tops.items():
@@ -355,7 +355,7 @@ def discover_models(folder: str) -> list[str]:
     return models
 
 
-def role_of(path: str) -> tuple[Role | None, str]:
+def guess_role(path: str) -> tuple[Role | None, str]:
     """The role that a path suggests, and the word that suggests it: the last part of the path takes precedence."""
     parts = [_words(part) for part in reversed(path.split("/"))]
     for kinds in (ROLE_WORDS, WEAK_WORDS):
@@ -487,7 +487,7 @@ def _described(
     text, reason = text_column(columns, rows) or ("", "")
     name = id_column(columns, rows, text)
     others = tuple(column for column in columns if column not in (text, name, image))
-    role, word = role_of(paths[0])
+    role, word = guess_role(paths[0])
     if image is None:
         return DataFiles(paths, form, text, reason, name, others, role, word)
     return DataFiles(paths, form, None, "", name, others, role, word, image, text or None)
@@ -501,9 +501,12 @@ def _text_files(
     A text file whose name has a role is one document. Others next to tables usually describe them.
     """
     plain = DataFiles((), TEXT.name, None, "", None, (), None, "")
-    named = {path: role_of(path) for path in paths}
+    named = {path: guess_role(path) for path in paths}
     if place and len(paths) > 1:
-        yield replace(plain, paths=(place,), role=role_of(place)[0], word=role_of(place)[1], count=len(paths)), paths
+        yield (
+            replace(plain, paths=(place,), role=guess_role(place)[0], word=guess_role(place)[1], count=len(paths)),
+            paths,
+        )
         return
     for path, (role, word) in named.items():
         if role is not None:

@@ -22,8 +22,8 @@ from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, encodable, overlong, unwatched
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.options import orders_of, window_orders
-from pipeline.corpus.pictures import picture_bytes, picture_problem
+from pipeline.corpus.options import order_options, window_orders
+from pipeline.corpus.picture_files import picture_bytes, picture_problem
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
@@ -81,7 +81,7 @@ class TextVersions:
 
 
 def row_versions(
-    where: str, value: Any, companions: Sequence[Any], problem_of: Callable[[Any], Unreadable | None]
+    where: str, value: Any, companions: Sequence[Any], text_problem: Callable[[Any], Unreadable | None]
 ) -> TextVersions | Unreadable:
     """The versions of a row; the reason if one of the texts, and therefore none of them, can be scored.
 
@@ -89,7 +89,7 @@ def row_versions(
         where: file and row, for messages.
         value: value of the column of versions.
         companions: values of `Shard.companions`: the index and, if configured, kinds and forms.
-        problem_of: returns why a text cannot be scored.
+        text_problem: returns why a text cannot be scored.
 
     Raises:
         UserError: fewer than two versions, equal ones, an index out of range, or forms that do not match the versions.
@@ -102,7 +102,7 @@ def row_versions(
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(value):
         raise UserError(f"{where} has index {index!r}, outside its {len(value)} versions (from 0)")
     for place, text in enumerate(value):
-        if (problem := problem_of(text)) is not None:
+        if (problem := text_problem(text)) is not None:
             return Unreadable(problem.reason, f"version {place}: {problem.message}")
     if len(set(value)) < len(value):
         raise UserError(f"{where} has two equal versions")
@@ -159,7 +159,7 @@ def read_shard(
     row = shard.first_row
     notes = Notes() if notes is None else notes
     try:
-        for count, (row, text, identity, group, _, caption) in enumerate(_rows_of(shard, watch, notes)):
+        for count, (row, text, identity, group, _, caption) in enumerate(_read_rows(shard, watch, notes)):
             if shard.stop is None and count == shard.limits.shard_documents:
                 raise UserError(
                     f"{shard.name} holds more documents than limits.shard_documents, which is "
@@ -184,7 +184,7 @@ def read_shard(
         raise UserError(f"{shard.name} is damaged after row {row}: {error_line(error)}") from None
 
 
-def _rows_of(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
+def _read_rows(shard: Shard, watch: Watch, notes: Notes) -> Iterator[Row]:
     """The rows of a shard that have its role. Raises the exceptions of the format's library."""
     read = format_named(shard.format).rows if shard.label_column is None else _rows_of_role
     rows = read(shard, watch, notes)
@@ -240,14 +240,14 @@ def _picture(shard: Shard, value: Any) -> bytes | Unreadable:
     """The picture of a row, or why the row has no picture that can be decoded."""
     if isinstance(value, Unreadable):
         return value
-    data = picture_bytes(value, _folder_of(shard), shard.limits.document_bytes, shard.follow_links)
+    data = picture_bytes(value, _picture_folder(shard), shard.limits.document_bytes, shard.follow_links)
     if not isinstance(data, bytes):
         return Unreadable(*data)
     problem = picture_problem(data, shard.limits.picture_pixels)
     return data if problem is None else Unreadable(*problem)
 
 
-def _folder_of(shard: Shard) -> str:
+def _picture_folder(shard: Shard) -> str:
     """The folder that picture paths of a shard are relative to; empty if there is none."""
     form = format_named(shard.format)
     if form.is_folder or not form.has_path:
@@ -262,7 +262,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
     where, change = f"row {row} of {shard.name}", shard.transform
     features, item = None, None
     if shard.window:
-        permuted = window_orders(value, row, problem_of)
+        permuted = window_orders(value, row, text_problem)
         if isinstance(permuted, Unreadable):
             return permuted
         features = None if shard.no_features else rows_features(value)
@@ -270,12 +270,12 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
     if shard.template:
         given = dict(zip(shard.beside, companions, strict=True))
         others = {name: given[name] for name in shard.companions}
-        orders = orders_of(value, shard.text, others, shard.template, shard.keep_marks)
+        orders = order_options(value, shard.text, others, shard.template, shard.keep_marks)
         if isinstance(orders, Unreadable):
             return orders
         item = ChoiceItem(value, others, {name: given[name] for name in shard.answers}, shard.keep_marks)
         value, *companions = orders
-    versions = row_versions(where, value, companions, lambda text: _too_large(text, shard) or problem_of(text))
+    versions = row_versions(where, value, companions, lambda text: _too_large(text, shard) or text_problem(text))
     if isinstance(versions, Unreadable):
         return versions
     if item is not None and not shard.no_features:
@@ -296,7 +296,7 @@ def _caption(shard: Shard, caption: Any) -> str | Unreadable:
         return ""
     if isinstance(caption, Unreadable):
         return caption
-    return _too_large(caption, shard) or problem_of(caption) or str(caption)
+    return _too_large(caption, shard) or text_problem(caption) or str(caption)
 
 
 def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, caption: Any) -> Document:
@@ -321,7 +321,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
             return Document(row, doc_id, "", label, scores=given)
         scores = given
     text = ids_text(text) if shard.token_ids else text
-    problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or problem_of(text)
+    problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or text_problem(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
         if not text.strip():
@@ -382,7 +382,7 @@ def _too_large(text: Any, shard: Shard) -> Unreadable | None:
     return overlong(Overlong(size), "bytes", shard) if size > most else None
 
 
-def problem_of(text: Any) -> Unreadable | None:
+def text_problem(text: Any) -> Unreadable | None:
     """Why a value is not a text that can be scored; None if it is."""
     if text is None:
         return Unreadable(Reason.NOT_TEXT, "no text in this row")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pipeline.corpus.marks import OptionMarks, marks_of
+from pipeline.corpus.marks import OptionMarks, option_marks
 from pipeline.corpus.near_duplicates import sketches_of_texts
 
 UNKNOWN = -1
@@ -107,7 +107,7 @@ class ChoiceItem:
     @property
     def marks(self) -> OptionMarks | None:
         """The marks that are taken off and put back by place; None for none."""
-        return None if self.keep_marks else marks_of(self.options)
+        return None if self.keep_marks else option_marks(self.options)
 
     @property
     def bare(self) -> Sequence[str]:
@@ -148,7 +148,7 @@ def item_features(item: ChoiceItem) -> DrawFeatures:
     """The features of an item whose options are permuted."""
     marks = item.marks
     bare = item.options if marks is None else marks.bare
-    checked = marks_of(item.options) if item.keep_marks else None  # of kept marks too, the options behind them
+    checked = option_marks(item.options) if item.keep_marks else None  # of kept marks too, the options behind them
     plain, keys = list(map(folded, bare)), sorted(map(folded_key, bare))
     values = [str(value) for value in item.others.values()]
     rest, columns = folded("\n".join(values)), {**item.others, **item.answers}

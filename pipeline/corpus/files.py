@@ -39,7 +39,7 @@ def has_local_path(fs: Any, path: str) -> bool:
     return is_local(fs) and path == path.encode("utf-8", "replace").decode()
 
 
-def digest_of(*parts: str) -> str:
+def line_digest(*parts: str) -> str:
     """16 hexadecimal digits of the SHA-256 of some lines."""
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -192,7 +192,7 @@ _ZERO_BYTES: dict[tuple[bool, ...], str] = {
 }
 
 
-def _encoding_of(data: bytes) -> str | None:
+def _recognise_encoding(data: bytes) -> str | None:
     """The encoding of the start of a file; None if it is not recognised.
 
     The encoding is recognised by a byte order mark, by zero bytes where UTF-16 and UTF-32 have them for Latin letters,
@@ -212,19 +212,19 @@ def _encoding_of(data: bytes) -> str | None:
 _SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*')
 
 
-def separator_of(first_line: str) -> str | None:
+def named_separator(first_line: str) -> str | None:
     """The delimiter that a first line `sep=;` names, as spreadsheet programs write it, or None."""
     match = _SEPARATOR.fullmatch(first_line)
     return match[1] if match else None
 
 
-def delimiter_of(text: str) -> str | None:
+def find_delimiter(text: str) -> str | None:
     """The delimiter that splits all records at the start of a CSV file into the same number of fields, at least two.
 
     A comma is preferred, then the delimiter with the most fields; None if no delimiter fits. A first line `sep=;` takes
     precedence.
     """
-    if (named := separator_of(text.partition("\n")[0])) is not None:
+    if (named := named_separator(text.partition("\n")[0])) is not None:
         return named
     counts = {delimiter: _fields(text, delimiter) for delimiter in _DELIMITERS}
     if counts[","] > 1:
@@ -245,34 +245,34 @@ def detected(path: str, settings: Container[str]) -> Dialect:
     """
     if "encoding" not in settings:
         return PLAIN
-    data = head_of(path)
-    encoding = _encoding_of(data) or PLAIN.encoding
+    data = read_head(path)
+    encoding = _recognise_encoding(data) or PLAIN.encoding
     if "delimiter" not in settings:
         return Dialect(encoding)
     text = data.decode(Dialect(encoding).codec, "replace")
-    return Dialect(encoding, delimiter_of(text) or PLAIN.delimiter)
+    return Dialect(encoding, find_delimiter(text) or PLAIN.delimiter)
 
 
 def suggested_encoding(path: str, dialect: Dialect) -> str | None:
     """The detected encoding of a file; None if the configured one fits, or if none is recognised."""
     try:
-        data = head_of(path)
+        data = read_head(path)
     except (OSError, EOFError, UserError):
         return None
-    encoding = _encoding_of(data)
+    encoding = _recognise_encoding(data)
     wide = encoding is not None and Dialect(encoding).is_wide
     misfit = not _decodes(data, dialect.codec) or (wide if b"\0" in data else dialect.is_wide)
     return encoding if misfit and encoding != dialect.encoding else None
 
 
-def head_of(path: str) -> bytes:
+def read_head(path: str) -> bytes:
     """The start of a file, decompressed."""
     with open_plain(path) as file:
         return file.read(_HEAD)
 
 
 def columns_in_dialect(
-    columns_of: Callable[[Shard], list[str]],
+    object_columns: Callable[[Shard], list[str]],
     entry: InputFile,
     source: SourceConfig,
     limits: LimitsConfig,
@@ -281,18 +281,18 @@ def columns_in_dialect(
     """The columns of a JSON or CSV file.
 
     Args:
-        columns_of: reads the columns in the dialect of a shard.
+        object_columns: reads the columns in the dialect of a shard.
         entry: the file.
         source: source whose columns are required.
         limits: limits of reading.
         wide: whether files of the format may be in UTF-16 and UTF-32.
 
     Raises:
-        UserError: as `columns_of`, or a column is missing that exists in another encoding.
+        UserError: as `object_columns`, or a column is missing that exists in another encoding.
     """
     path, dialect = entry.path, entry.dialect
     try:
-        columns = columns_of(whole_shard(entry, source, limits=limits))
+        columns = object_columns(whole_shard(entry, source, limits=limits))
     except UserError as error:
         if encoding := suggested_encoding(path, dialect):
             convert = Dialect(encoding).is_wide and not wide

@@ -26,22 +26,22 @@ from pipeline.config.corpus import (
     SourceConfig,
     TransformConfig,
 )
-from pipeline.config.paths import irregular_kind, origin_of, written
+from pipeline.config.paths import irregular_kind, path_origin, written
 from pipeline.corpus.documents import check_labels, read_labels, read_shard
 from pipeline.corpus.draw_features import names_answers
-from pipeline.corpus.files import digest_of, is_local
+from pipeline.corpus.files import is_local, line_digest
 from pipeline.corpus.formats import (
+    applicable_dialect,
     by_bytes,
     check_applies,
     content_format,
-    dialect_of,
-    extent_of,
+    document_suffixes,
     format_named,
     format_of,
+    measure_extent,
     remedy_by_content,
     remedy_of,
     retired_suffix,
-    suffixes_of,
 )
 from pipeline.corpus.formats.base import Format, encodable
 from pipeline.corpus.formats.jsonl import lines
@@ -90,7 +90,7 @@ def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[Inp
             where = hub or ", ".join(map(written, source.paths))
             raise SettingError(key, f" holds no documents: {where}")
         forms = [format_named(entry.format) for entry in entries]
-        entries = [replace(entry, stamp=entry.stamp or stamp_of(entry)) for entry in entries]
+        entries = [replace(entry, stamp=entry.stamp or make_stamp(entry)) for entry in entries]
         if isinstance(source, LabelledConfig) and any(_is_document(form, pictures=False) for form in forms):
             fault = f": .txt files have no column {source.label!r}; give corpus.seen and corpus.unseen instead"
             raise SettingError(key, fault)
@@ -99,7 +99,7 @@ def find_inputs(corpus: CorpusConfig, limits: LimitsConfig = LIMITS) -> list[Inp
     return inputs
 
 
-def stamp_of(entry: InputFile) -> str:
+def make_stamp(entry: InputFile) -> str:
     """A digest of the current modification times of an input's files, or of their tags in an object store.
 
     Equal digests mean that nothing was written in between; if they differ, the content must be compared.
@@ -118,7 +118,7 @@ def stamp_of(entry: InputFile) -> str:
         if not files:
             files = sorted(fs.find(path)) if form.is_folder else [path]
         files += beside_pictures(fs, files) if form.only_pictures else []  # captions may be among them
-        return digest_of(*(_written_at(fs, file) for file in files))
+        return line_digest(*(_written_at(fs, file) for file in files))
     except OSError as error:
         raise UserError(f"cannot read {entry.name}: {error_line(error)}") from None
 
@@ -176,14 +176,14 @@ def _readable(key: str, name: str, path: str, look: Callable[[], Seen]) -> Seen:
 
 def _expand(key: str, path: str, follow: bool) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """(name as in a configuration, information from the file system, file system) of every match of a path."""
-    base, pattern = origin_of(path), written(path)
+    base, pattern = path_origin(path), written(path)
     try:
         fs, full = fsspec.core.url_to_fs(_opened(base, pattern))
         local = is_local(fs)
         if not local:
             fs.invalidate_cache()
         magic = any(mark in full for mark in "*?[") and not (local and fs.exists(full))
-        infos = (_matching(key, fs, full, follow) if magic else []) or _info_of(fs, full)
+        infos = (_matching(key, fs, full, follow) if magic else []) or _path_info(fs, full)
     except (ImportError, ValueError, OSError) as error:
         raise SettingError(key, f": cannot open {pattern}: {not_opened(error)}") from None
     if not infos:
@@ -212,7 +212,7 @@ def _matching(key: str, fs: Any, full: str, follow: bool) -> list[dict[str, Any]
     return [info for _, info in sorted(infos.items())]
 
 
-def _info_of(fs: Any, full: str) -> list[dict[str, Any]]:
+def _path_info(fs: Any, full: str) -> list[dict[str, Any]]:
     """The information of a file system about one path, in one request; empty if the path does not exist."""
     try:
         return [fs.info(full)] if not is_local(fs) or fs.exists(full) else []
@@ -264,7 +264,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
             if (line := retired_suffix(inner)) and not _is_hidden(inner):
                 raise SettingError(role.key, f": {name.rstrip('/')}/{inner}: {line}")
     if not files:
-        raise SettingError(role.key, f": folder {name} holds no file that ends in {suffixes_of(pictures)}")
+        raise SettingError(role.key, f": folder {name} holds no file that ends in {document_suffixes(pictures)}")
     if any(form.only_pictures for form, _ in files.values()):  # other files describe the pictures
         files = {inner: file for inner, file in files.items() if file[0].only_pictures}
     prefix = name.rstrip("/")
@@ -273,11 +273,11 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
     if documents:
         form = files[next(iter(documents))][0]
         sizes = {inner: int(info["size"] or 0) for inner, info in documents.items()}
-        digest = digest_of(*(f"{inner}:{size}" for inner, size in sizes.items()))
+        digest = line_digest(*(f"{inner}:{size}" for inner, size in sizes.items()))
         marks = [] if is_local(fs) or pictures else [_mark_of(info) for info in documents.values()]
-        stamp = digest_of(*marks) if all(marks) and marks else ""
+        stamp = line_digest(*marks) if all(marks) and marks else ""
         entry = InputFile(role.name, prefix, path, form.name, sum(sizes.values()), len(sizes), digest, tuple(sizes))
-        looks.append(partial(replace, entry, stamp=stamp, dialect=dialect_of(form, role.source.dialect)))
+        looks.append(partial(replace, entry, stamp=stamp, dialect=applicable_dialect(form, role.source.dialect)))
     for inner, (_, info) in files.items():
         if inner not in documents:
             looks.append(partial(_file, role, encodable(f"{prefix}/{inner}"), info, fs))
@@ -347,18 +347,18 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     if form is None:
         remedy = remedy_of(path)
         hint = f"; {remedy}" if remedy else ""
-        raise SettingError(role.key, f": {name} is none of {suffixes_of(pictures)}{hint}")
+        raise SettingError(role.key, f": {name} is none of {document_suffixes(pictures)}{hint}")
     size = int(info["size"] or 0)
     mark = "" if is_local(fs) else _mark_of(info)
-    stamp = digest_of(mark) if mark else ""
+    stamp = line_digest(mark) if mark else ""
     form = content_format(form, path)
     head, tail = _ends(fs, info["name"], size)
-    content = digest_of(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
+    content = line_digest(str(size), hashlib.sha256(head + (tail if size > _EDGE else b"")).hexdigest())
     if form.unit == "file" and not _is_document(form, pictures):
         fault = f": .txt files hold no pictures, and {name} is to have column {role.source.image!r} of them"
         raise SettingError(role.key, fault)
     stamp = "" if form.only_pictures else stamp
-    dialect = dialect_of(form, role.source.dialect)
+    dialect = applicable_dialect(form, role.source.dialect)
     entry = InputFile(role.name, name, path, form.name, size, None, content, stamp=stamp, dialect=dialect)
     if size == 0 and form.estimate is not None:
         return replace(entry, rows=0)
@@ -521,7 +521,7 @@ def _shard_bytes(inputs: Sequence[InputFile], resources: ResourcesConfig, limit:
         return resources.shard_bytes
     total = float(sum(entry.size for entry in inputs))
     if limit is not None:
-        rows = sum(extent_of(entry).rows for entry in inputs)
+        rows = sum(measure_extent(entry).rows for entry in inputs)
         total *= min(1.0, limit * len({entry.role for entry in inputs}) / max(1, rows))
     step = 1 << max(0, int(total / SHARDS).bit_length() - 1)  # a power of 2: small changes of the corpus keep the cuts
     least, most = PICTURE_BYTES if pictures else (LEAST_BYTES, MOST_BYTES)

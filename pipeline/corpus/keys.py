@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pipeline.corpus.documents import Document, collapsed, id_key, read_shard, text_key
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE, sketches_of_texts, stack_sketches
-from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.picture_files import open_picture, picture_key, picture_sketches
 from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
@@ -177,14 +177,14 @@ def _of_picture(data: bytes | None) -> tuple[int, bytes, int]:
     return picture_key(picture), picture_sketches([picture])[0], len(data or b"")
 
 
-def excerpt_of(text: str, characters: int) -> str:
+def make_excerpt(text: str, characters: int) -> str:
     """The start of a text in one line: at most `characters`, with an ellipsis if it is truncated."""
     start = collapsed(text[: 8 * characters])
     cut = len(start) > characters or len(text) > 8 * characters
     return visible(start[:characters].rstrip()) + ("…" if cut else "")
 
 
-def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characters: int) -> list[str | None]:
+def make_excerpts(shard: Shard, rows: Sequence[int], keys: Sequence[int], characters: int) -> list[str | None]:
     """Excerpts of single documents of a shard. Memory holds one batch of texts.
 
     Args:
@@ -197,7 +197,7 @@ def excerpts_of(shard: Shard, rows: Sequence[int], keys: Sequence[int], characte
         One excerpt per row; None if the text is missing or differs from the scored one.
     """
     excerpts = {
-        row: excerpt_of(text, characters) for row, text in same_texts(shard, dict(zip(rows, keys, strict=True)))
+        row: make_excerpt(text, characters) for row, text in same_texts(shard, dict(zip(rows, keys, strict=True)))
     }
     return [excerpts.get(row) for row in rows]
 

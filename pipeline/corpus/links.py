@@ -30,14 +30,14 @@ def is_special(path: str, places: Iterable[str] = _SPECIAL) -> bool:
 def leads_out(path: str, folder: str) -> bool:
     """Whether a local path leads out of a folder by a link; the hub's cache entry of a snapshot belongs to it."""
     real, inside = os.path.realpath(path), os.path.realpath(folder)
-    return not any(_is_within(real, place) for place in (inside, *_blobs_of(inside)))
+    return not any(_is_within(real, place) for place in (inside, *_blob_folders(inside)))
 
 
 def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _blobs_of(folder: str) -> Iterator[str]:
+def _blob_folders(folder: str) -> Iterator[str]:
     """The folder with the content of a hub snapshot, if the folder is one or is in one."""
     parts = folder.split("/")
     for place in range(1, len(parts)):

@@ -73,7 +73,7 @@ class OptionMarks:
         return self.places == tuple(range(len(self.places)))
 
 
-def marks_of(options: Sequence[str]) -> OptionMarks | None:
+def option_marks(options: Sequence[str]) -> OptionMarks | None:
     """The marks of the options of an item; None if they are not the marks of the first places, of one style.
 
     A mark is (A), (a), [A], A., A:, A), 1., 1), i), "Option 2:" or of another script, followed by a blank and a text;

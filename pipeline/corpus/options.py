@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config.corpus import fill_template
 from pipeline.corpus.formats.base import Unreadable
-from pipeline.corpus.marks import marks_of
+from pipeline.corpus.marks import option_marks
 from pipeline.corpus.reasons import Reason
 
 MOST_OPTIONS = 7
@@ -53,7 +53,7 @@ _REFERS = re.compile(
 )
 
 
-def orders_of(
+def order_options(
     options: Any, column: str, values: Mapping[str, Any], template: str, keep_marks: bool = False
 ) -> tuple[list[str], int, list[str], list[bytes]] | Unreadable:
     """The orders of the options of an item as versions: texts, published index, kinds and forms of sites.
@@ -75,7 +75,7 @@ def orders_of(
     for name, value in values.items():
         if value is None:
             return Unreadable(Reason.NOT_TEXT, f"no value in column {name!r}")
-    marks = None if keep_marks else marks_of(options)
+    marks = None if keep_marks else option_marks(options)
     before = [f"{letter}. " for letter in string.ascii_uppercase]
     if marks is not None:
         before, options = list(marks.prefixes), marks.bare
@@ -125,7 +125,7 @@ def cause_of(message: str) -> str:
 
 
 def window_orders(
-    texts: Sequence[Any], first: int, problem_of: Callable[[Any], Unreadable | None]
+    texts: Sequence[Any], first: int, text_problem: Callable[[Any], Unreadable | None]
 ) -> tuple[list[str], int] | Unreadable:
     """Orders of consecutive rows as versions: texts, a line break between rows, and the index of the published one.
 
@@ -136,10 +136,10 @@ def window_orders(
     Args:
         texts: texts of the rows, in the published order.
         first: number of the first row.
-        problem_of: returns why a text cannot be scored.
+        text_problem: returns why a text cannot be scored.
     """
     for place, text in enumerate(texts):
-        if (problem := problem_of(text)) is not None:
+        if (problem := text_problem(text)) is not None:
             return Unreadable(problem.reason, f"row {first + place}: {problem.message}")
     columns = min(COLUMNS, len(texts))
     places = sorted(range(len(texts)), key=lambda place: sha256(f"{first} {place}".encode()).digest())

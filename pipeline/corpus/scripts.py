@@ -136,7 +136,7 @@ def units(text: str, characters: bool | None = None) -> list[str]:
     if not (by_characters(text) if characters is None else characters):
         return text.split()
     mixed = has_unspaced(text)
-    return [unit for piece in text.split() for unit in _units_of(piece, mixed)]
+    return [unit for piece in text.split() for unit in _split_units(piece, mixed)]
 
 
 def count_units(text: str, characters: bool | None = None) -> int:
@@ -169,7 +169,7 @@ def _mixed_spans(text: str) -> Iterator[Span]:
                 yield part.span()
 
 
-def _units_of(piece: str, mixed: bool) -> list[str]:
+def _split_units(piece: str, mixed: bool) -> list[str]:
     """The units of a piece of a text that is read by characters; `mixed`: whether the text has unspaced scripts."""
     parts = _parts().findall(piece) if mixed and not piece.isascii() and _SPLIT.search(piece) else [piece]
     if max(map(len, parts), default=0) <= LONGEST_WORD:

@@ -166,7 +166,7 @@ def whole_shard(
 BY_ID = attrgetter("id")
 
 
-def place_of(shard_id: str, shards: Sequence[Shard]) -> int | None:
+def shard_index(shard_id: str, shards: Sequence[Shard]) -> int | None:
     """The index of a shard among shards sorted by id; None if it is missing.
 
     A dictionary of hundreds of thousands of shards takes 50 bytes per shard, a sorted list 8.

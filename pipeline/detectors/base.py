@@ -280,7 +280,7 @@ def detector(
 
     def register(function: Score) -> Score:
         bound = {argument for values in (also or {}).values() for argument in values}
-        arguments = _arguments_of(function, checks or {}, bound)
+        arguments = _read_arguments(function, checks or {}, bound)
         for name, values in {function.__name__: {}, **(also or {})}.items():
             if not name.isidentifier():
                 raise UserError(f"a detector is named by its function, which cannot be {name}")
@@ -346,13 +346,13 @@ def detector_names() -> list[str]:
     return list(_registry)
 
 
-def modules_of(detectors: Iterable[Detector]) -> dict[str, str]:
+def detector_modules(detectors: Iterable[Detector]) -> dict[str, str]:
     """Detector -> module of its function, including base detectors of others."""
     modules: dict[str, str] = {}
     for one in detectors:
         modules[one.name] = _registry.modules[one.name]
         for value in one.arguments.values():
-            modules.update(modules_of([value] if isinstance(value, Detector) else getattr(value, "features", ())))
+            modules.update(detector_modules([value] if isinstance(value, Detector) else getattr(value, "features", ())))
     return modules
 
 
@@ -440,7 +440,7 @@ def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
     column = column if assignments else name
     if column in COLUMNS:
         raise UserError(f"score column {column!r}: score files have a column of that name; rename it")
-    needs = _needs_of(name, known.needs, arguments) if callable(known.needs) else known.needs
+    needs = _resolve_needs(name, known.needs, arguments) if callable(known.needs) else known.needs
     same = known.same_tokens or any(getattr(value, "same_tokens", False) for value in arguments.values())
     return Detector(column, name, arguments, needs, known.function, known.signed, same)
 
@@ -469,7 +469,7 @@ def _takes_shares(check: Check) -> bool:
     return False
 
 
-def _needs_of(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
+def _resolve_needs(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
     """The needs of a detector with these arguments; its function receives those in its signature."""
     try:
         read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
@@ -504,7 +504,7 @@ class Argument:
     check: Check
 
 
-def _arguments_of(
+def _read_arguments(
     function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
 ) -> dict[str, Argument]:
     """The arguments of a detector's function after the evidence.

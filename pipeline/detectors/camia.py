@@ -39,13 +39,13 @@ def camia(evidence: Evidence, signal: Signal = "mean", of: Literal["first", "dif
 
     An input of `adadetect`; alone it need not be higher for members. A text with one token gives NaN.
     """
-    values = _signal_of(evidence, signal, 0)
+    values = _read_signal(evidence, signal, 0)
     if of == "difference":
-        values = values - _signal_of(evidence, signal, 1)
+        values = values - _read_signal(evidence, signal, 1)
     return evidence[REPEATED].per_document(values.tolist())
 
 
-def _signal_of(evidence: Evidence, signal: Signal, place: int) -> np.ndarray:
+def _read_signal(evidence: Evidence, signal: Signal, place: int) -> np.ndarray:
     """The signal of the first copy of each text (place 0), or of the last (place 1): (documents,) float64."""
     key = (signal, place, evidence.draw, evidence.adapter)
     if key not in evidence.memo:

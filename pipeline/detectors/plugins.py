@@ -78,10 +78,10 @@ class Registry(dict[str, Entry]):
 
     def forget(self, plugin: Plugin) -> None:
         """Remove the names that a plugin registered."""
-        for name in self.names_of(plugin):
+        for name in self.registered_names(plugin):
             del self[name], self.modules[name]
 
-    def names_of(self, plugin: Plugin) -> list[str]:
+    def registered_names(self, plugin: Plugin) -> list[str]:
         """The names that a plugin registered."""
         return [name for name, module in self.modules.items() if plugin.holds(module)]
 
@@ -174,7 +174,7 @@ def _load(plugin: Plugin) -> None:
         text = error_line(error)
         message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"
         raise UserError(f"import: {written(plugin.name)}{_place(plugin, error)}: {message}") from None
-    if not any(registry.names_of(plugin) for registry in _registries):
+    if not any(registry.registered_names(plugin) for registry in _registries):
         raise UserError(
             f"import: {written(plugin.name)} registers nothing; mark a function with @seenset.detector or "
             "@seenset.procedure"
@@ -230,7 +230,7 @@ def fingerprint_of_plugins(plugins: Iterable[Plugin], modules: Iterable[str]) ->
     """
     detectors = next(registry for registry in _registries if registry.kind == "detector")
     known = list(plugins)
-    scoring = {plugin.label: _digest(plugin) for plugin in known if detectors.names_of(plugin)}
+    scoring = {plugin.label: _digest(plugin) for plugin in known if detectors.registered_names(plugin)}
     return dict(sorted({**scoring, **code_digests(known, modules)}.items()))
 
 

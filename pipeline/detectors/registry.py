@@ -21,7 +21,7 @@ from pipeline.detectors import (
     prefix,
     samia,
 )
-from pipeline.detectors.base import Continued, Detector, Prefix, is_detector, modules_of, parse, plan_passes
+from pipeline.detectors.base import Continued, Detector, Prefix, detector_modules, is_detector, parse, plan_passes
 from pipeline.detectors.plugins import Plugin, check_reaches_workers, fingerprint_of_plugins, imported, load_installed
 
 FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
@@ -96,7 +96,7 @@ def plugin_code(entries: Sequence[str], detectors: Sequence[Detector]) -> Plugin
         detectors: detectors of the configuration.
     """
     plugins = imported(entries)
-    digests = fingerprint_of_plugins(plugins, modules_of(detectors).values())
+    digests = fingerprint_of_plugins(plugins, detector_modules(detectors).values())
     return PluginCode(plugins, digests) if digests else None
 
 
@@ -107,26 +107,26 @@ def check_workers_know(entries: Sequence[str], detectors: Sequence[Detector]) ->
         UserError: a detector is defined in a notebook or script.
     """
     plugins = imported(entries)
-    for name, module in modules_of(detectors).items():
+    for name, module in detector_modules(detectors).items():
         check_reaches_workers(f"detector {name}", module, plugins)
 
 
-def draws_of(detectors: Sequence[Detector]) -> int:
+def count_draws(detectors: Sequence[Detector]) -> int:
     """Number of paraphrases per document that the detectors read; 0 for none."""
     return max((needed.draw for needed in plan_passes(detectors)), default=0)
 
 
-def adapters_of(detectors: Sequence[Detector]) -> list[str]:
+def needed_adapters(detectors: Sequence[Detector]) -> list[str]:
     """The names of the adapters that the detectors need, sorted."""
     return sorted({needed.adapter for needed in plan_passes(detectors)} - {""})
 
 
-def prefixes_of(detectors: Sequence[Detector]) -> list[Prefix]:
+def needed_prefixes(detectors: Sequence[Detector]) -> list[Prefix]:
     """The prefixes that the detectors need, sorted."""
     return sorted({needed.prefix for needed in plan_passes(detectors) if needed.prefix is not None}, key=str)
 
 
-def sampled_of(detectors: Sequence[Detector]) -> dict[Continued, int]:
+def needed_continuations(detectors: Sequence[Detector]) -> dict[Continued, int]:
     """The continuations that the detectors need -> maximum number of draws."""
     planned = plan_passes(detectors).items()
     return {needed.continued: max(map(int, draws)) for needed, draws in planned if needed.continued}

@@ -3,7 +3,7 @@
 Servers differ in what they list: with or without a BOS, with a value or null for the first token, with generated tokens
 behind the prompt, with several candidates for a token, with tokens as text, as marks of a vocabulary or as numbers. Two
 probes of different length show the form of an endpoint's answers (`form_of_answers`); every other answer is then read
-by this form and refused where it does not fit (`log_probs_of`).
+by this form and refused where it does not fit (`read_log_probs`).
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _path_through(candidates: Sequence[Sequence[_Token]], target: str) -> list[_
         steps: dict[int, tuple[int, _Token]] = {}
         for start in sorted(ends):
             for token in some:
-                for end in _ends_of(token, target, start):
+                for end in _token_ends(token, target, start):
                     steps.setdefault(end, (start, token))
         reached.append(steps)
         ends = set(steps)
@@ -270,7 +270,7 @@ def _path_through(candidates: Sequence[Sequence[_Token]], target: str) -> list[_
     return path[::-1]
 
 
-def _ends_of(token: _Token, target: str, start: int) -> Iterator[int]:
+def _token_ends(token: _Token, target: str, start: int) -> Iterator[int]:
     """The places in a folded text at which a token that starts at a place can end."""
     piece = piece_of(token.text)
     if piece is None or piece.special:
@@ -303,7 +303,7 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
     Raises:
         FormError: they are no log-probabilities of the tokens of the probes.
     """
-    forms = [_form_of(way, answer, probe) for answer, probe in zip(answers, PROBES, strict=True)]
+    forms = [_probe_form(way, answer, probe) for answer, probe in zip(answers, PROBES, strict=True)]
     short, long = forms
     if short.unlisted != long.unlisted:
         raise FormError(f"{_counts(answers[0])}, and in another answer {_counts(answers[1])}")
@@ -312,7 +312,7 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
     lengths = []
     for answer, probe in zip(answers, PROBES, strict=True):
         try:
-            values = log_probs_of(answer, probe, form)
+            values = read_log_probs(answer, probe, form)
         except Refusal as error:
             raise FormError(str(error)) from None
         if len(set(values)) < 2:
@@ -365,7 +365,7 @@ def _counts(answer: PromptAnswer) -> str:
     return f"the endpoint counts {count} in the prompt, and its answer lists {len(answer.values)}"
 
 
-def _form_of(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
+def _probe_form(way: Way, answer: PromptAnswer, probe: str) -> AnswerForm:
     """The form of the answer to one probe. Raises FormError."""
     listed, counted = len(answer.values), answer.counted
     pieces = token_pieces(answer.texts)
@@ -406,7 +406,7 @@ def _tokens_of_probe(pieces: Sequence[Piece], probe: str, most: int) -> int:
 # --- the values of a document
 
 
-def log_probs_of(answer: PromptAnswer, text: str, form: AnswerForm) -> list[float]:
+def read_log_probs(answer: PromptAnswer, text: str, form: AnswerForm) -> list[float]:
     """Natural log-probabilities of the tokens of a text except the first, in order, <= 0.
 
     Args:

@@ -24,12 +24,12 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource, kept_numbered, kept_rows
 from pipeline.corpus.formats.columns import write_parquet
-from pipeline.corpus.formats.saved import split_of
+from pipeline.corpus.formats.saved import export_split
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
 from pipeline.export import texts as wording
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
-from pipeline.export.place import (
+from pipeline.export.export_folder import (
     CARD_FILE,
     ExportFolder,
     begin_folder,
@@ -38,7 +38,7 @@ from pipeline.export.place import (
     check_outside,
     check_unchanged,
     check_untouched,
-    sources_of,
+    export_sources,
 )
 from pipeline.export.request import (
     AnsweredRun,
@@ -114,7 +114,7 @@ def write_export(request: ExportRequest) -> Exported:
     """
     plan = resolve_request(request)
     check_outside(plan)
-    sources = sources_of(plan)
+    sources = export_sources(plan)
     answered = read_answered(plan)
     counts = _count(answered, sources)
     if plan.form == "huggingface" and not counts.kept:
@@ -213,10 +213,10 @@ def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
     def write(folder: ExportFolder) -> int:
         for source, name in zip(sources, names, strict=True):
             with folder.file(name) as sink:
-                write_parquet(sink, schema, tables_of(source, _marks_of(answered, source), schema, left_out))
+                write_parquet(sink, schema, kept_tables(source, _marks_of(answered, source), schema, left_out))
         return left_out.count
 
-    return _Draft(names, write, data_files=[{"split": split_of(sources[0].first), "path": names}])
+    return _Draft(names, write, data_files=[{"split": export_split(sources[0].first), "path": names}])
 
 
 _DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
@@ -341,17 +341,17 @@ class LeftOut:
 
 def parquet_names(sources: Sequence[ExportSource]) -> list[str]:
     """One file per input, with the names of a Hugging Face folder."""
-    split = split_of(sources[0].first)
+    split = export_split(sources[0].first)
     return [f"data/{split}-{number:05d}-of-{len(sources):05d}.parquet" for number in range(len(sources))]
 
 
-def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Schema:
+def common_schema(sources: Sequence[ExportSource], option_marks: MarksOf) -> pa.Schema:
     """The columns of all inputs; JSONL inputs are read for that.
 
     Raises:
         UserError: a column has values of different types, or of a type that a table cannot hold.
     """
-    schemas = [_schema_of(source, marks_of) for source in sources]
+    schemas = [_common_schema(source, option_marks) for source in sources]
     for source, schema in zip(sources, schemas, strict=True):
         repeated = [name for name in schema.names if schema.names.count(name) > 1]
         if repeated:
@@ -367,7 +367,7 @@ def common_schema(sources: Sequence[ExportSource], marks_of: MarksOf) -> pa.Sche
     return pa.schema([field.with_type(_plain(field.type)) for field in whole], whole.metadata)
 
 
-def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out: LeftOut) -> Iterator[pa.Table]:
+def kept_tables(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out: LeftOut) -> Iterator[pa.Table]:
     """The kept rows of an input, with the columns of all inputs.
 
     Args:
@@ -394,13 +394,13 @@ def tables_of(source: ExportSource, marks: RowMarks, schema: pa.Schema, left_out
         yield pa.table(columns, schema=schema)
 
 
-def _schema_of(source: ExportSource, marks_of: MarksOf) -> pa.Schema:
+def _common_schema(source: ExportSource, option_marks: MarksOf) -> pa.Schema:
     shard = source.first
     stated = format_named(shard.format).export.schema
     if stated is not None:
         return stated(shard)
     schema = pa.schema([])
-    for first, rows in _blocks(_rows(source, marks_of(source), LeftOut())):
+    for first, rows in _blocks(_rows(source, option_marks(source), LeftOut())):
         names = dict.fromkeys(name for row in rows for name in row)
         fields = [pa.field(name, _array(shard, name, first, rows).type) for name in names]
         try:

@@ -81,7 +81,7 @@ class ExportPlan:
         return _digest(json.dumps(self.manifest.fingerprint, sort_keys=True))
 
 
-def form_of(chosen: Mapping[Form, bool]) -> Form:
+def choose_form(chosen: Mapping[Form, bool]) -> Form:
     """The chosen form; by default files.
 
     Raises:

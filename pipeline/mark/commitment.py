@@ -65,7 +65,7 @@ def merkle_proofs(leaves: Sequence[bytes]) -> list[Proof]:
     return proofs
 
 
-def roots_of(leaves: Sequence[bytes], proofs: Iterable[bytes]) -> list[bytes]:
+def compute_roots(leaves: Sequence[bytes], proofs: Iterable[bytes]) -> list[bytes]:
     """The root for each leaf and its proof, whose steps are concatenated.
 
     A path stops at a node that another path with the same remaining steps has reached.

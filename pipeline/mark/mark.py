@@ -37,7 +37,7 @@ from pipeline.corpus.inputs import InputFile, find_inputs
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard, whole_shard
 from pipeline.errors import SettingError, UserError, error_line
-from pipeline.export.place import source_place
+from pipeline.export.export_folder import source_place
 from pipeline.mark.commitment import (
     CommittedDocument,
     leaf_digest,
@@ -46,7 +46,7 @@ from pipeline.mark.commitment import (
     text_digests,
     version_digest,
 )
-from pipeline.mark.rules import RULES_VERSION, MarkRule, canonical, rules_of, with_forms
+from pipeline.mark.rules import RULES_VERSION, MarkRule, canonical, language_rules, with_forms
 from pipeline.store.files import HashedFile, Store
 
 PUBLIC, PRIVATE = "public", "private"
@@ -133,7 +133,7 @@ def drawn_index(seed: int, doc_id: str, k: int) -> int:
     return KeyedStream(seed, "index", doc_id).below(k)
 
 
-def versions_of(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkRule]) -> Versions | str:
+def draw_versions(text: str, doc_id: str, k: int, seed: int, rules: Sequence[MarkRule]) -> Versions | str:
     """Draw k distinct versions of a text, or state why there are none.
 
     Each is a choice of a form at every site of the canonical text, uniform among all choices not drawn before, so that
@@ -278,8 +278,8 @@ def check_request(request: MarkRequest) -> None:
         raise UserError(f"--versions must be between 2 and {MOST_VERSIONS:,}, got {request.versions}")
     if not 0 <= request.seed <= MOST_SEED:
         raise UserError(f"--seed must be between 0 and 2**256 - 1, got {request.seed}")
-    rules_of(request.language)
-    _source_of(request)
+    language_rules(request.language)
+    _as_source(request)
     _check_outside(request)
 
 
@@ -358,11 +358,11 @@ def _named_damage(shard: Shard) -> Iterator[None]:
 
 
 def _by_rules(request: MarkRequest) -> Drawer:
-    rules = rules_of(request.language)
+    rules = language_rules(request.language)
 
     def draw(documents: Sequence[tuple[str, str]]) -> Iterator[Versions | str]:
         for doc_id, text in documents:
-            yield versions_of(text, doc_id, request.versions, request.seed, rules)
+            yield draw_versions(text, doc_id, request.versions, request.seed, rules)
 
     return draw
 
@@ -423,14 +423,14 @@ def _differing(documents: list[CommittedDocument], firsts: list[str], commitment
         return f"it holds {len(documents):,} documents, and {commitment['documents']:,} were committed to"
     if (stated := store.read_json(SEED_FILE)) is None:
         return f"{SEED_FILE} is missing, so the document cannot be identified"
-    seed, rules = int(stated["seed"]), rules_of(commitment["language"] or "en")
+    seed, rules = int(stated["seed"]), language_rules(commitment["language"] or "en")
     for one, first in zip(documents, firsts, strict=True):
         k = len(one.digests) // 32
         if one.salt != derived(seed, "salt", one.id):
             return f"document {one.id!r} has a salt that {SEED_FILE} does not give"
         if one.index != (drawn := drawn_index(seed, one.id, k)):
             return f"document {one.id!r} has index {one.index}, and {SEED_FILE} gives {drawn}"
-        made = None if commitment["model"] else versions_of(first, one.id, k, seed, rules)
+        made = None if commitment["model"] else draw_versions(first, one.id, k, seed, rules)
         if made is not None and (isinstance(made, str) or text_digests(made.texts) != one.texts):
             return f"document {one.id!r} has versions that {SEED_FILE} does not give"
     return f"{PRIVATE}/ is of another collection" + (" or has an edited version" if commitment["model"] else "")
@@ -495,7 +495,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     Raises:
         UserError: no file can be read, or one has a format that cannot be marked.
     """
-    source = _source_of(request)
+    source = _as_source(request)
     try:
         inputs = find_inputs(CorpusConfig(audit=source))
     except SettingError as error:  # without what a configuration could allow
@@ -515,7 +515,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
     return named
 
 
-def _source_of(request: MarkRequest) -> SourceConfig:
+def _as_source(request: MarkRequest) -> SourceConfig:
     """The input as a source. Raises UserError: an unknown encoding, or a delimiter of several characters."""
     names = ("text", "id", "encoding", "delimiter")
     try:

@@ -15,7 +15,7 @@ from pipeline.passes.paraphrase import Draws, draw_paraphrases
 from pipeline.stages.paraphrase import drawing
 
 
-def paraphraser_of(path: str) -> ParaphraserConfig:
+def read_paraphraser(path: str) -> ParaphraserConfig:
     """The paraphraser that a YAML file describes, in the format of `paraphraser:` of an audit.
 
     Raises:

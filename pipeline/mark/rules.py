@@ -152,18 +152,18 @@ class MarkRule:
     sites: Callable[[Prose], Iterable[Site]]
 
 
-def apostrophe_of(text: str) -> str:
+def find_apostrophe(text: str) -> str:
     """The apostrophe that a text uses."""
     return "\u2019" if "\u2019" in text else "'"
 
 
-def prose_of(text: str, apostrophe: str) -> Prose:
+def read_prose(text: str, apostrophe: str) -> Prose:
     """A text with its words."""
     words = [(m.start(), m.end(), m[0].lower().replace("\u2019", "'")) for m in _WORD.finditer(text)]
     return Prose(text, words, apostrophe)
 
 
-def rules_of(language: str) -> tuple[MarkRule, ...]:
+def language_rules(language: str) -> tuple[MarkRule, ...]:
     """The rules of a language.
 
     Raises:
@@ -187,7 +187,7 @@ def find_sites(text: str, rules: Sequence[MarkRule], apostrophe: str | None = No
         rules: rules of its language.
         apostrophe: apostrophe of contractions; None: the one that the text uses.
     """
-    prose = prose_of(text, apostrophe or apostrophe_of(text))
+    prose = read_prose(text, apostrophe or find_apostrophe(text))
     sites = sorted((site for rule in rules for site in rule.sites(prose)), key=lambda site: (site.start, -site.stop))
     spans = [match.span() for match in _PROTECTED.finditer(text)]
     starts = [start for start, _ in spans]
@@ -219,7 +219,7 @@ def canonical(text: str, rules: Sequence[MarkRule]) -> tuple[str, list[Site]] | 
 
     The result is a fixed point: it is its own canonical text.
     """
-    apostrophe = apostrophe_of(text)
+    apostrophe = find_apostrophe(text)
     for _ in range(4):
         sites = find_sites(text, rules, apostrophe)
         if not any(site.form for site in sites):
@@ -236,7 +236,7 @@ def _neighbour(word: str) -> str:
     return word if not word[0].isdigit() or word == "1" else "0"
 
 
-def family_of(kind: str, line: str) -> Family:
+def parse_family(kind: str, line: str) -> Family:
     """Parse the family of a line of a table (`pipeline.mark.rules`)."""
     head, _, tail = line.partition(";")
     sets: dict[str, frozenset[str]] = {}
@@ -267,7 +267,7 @@ def lexical(rule: str, lines: Iterable[tuple[str, str]]) -> Callable[[Prose], It
     """
     table: dict[str, list[tuple[tuple[str, ...], Family, int]]] = {}
     for kind, line in lines:
-        family = family_of(f"{rule}/{kind}", line)
+        family = parse_family(f"{rule}/{kind}", line)
         for number, form in enumerate(family.forms):
             first, *rest = form.lower().split()
             table.setdefault(first, []).append((tuple(rest), family, number))

@@ -24,7 +24,7 @@ from pipeline.models.files import (
     Allowed,
     FolderFiles,
     adapter_files,
-    files_of,
+    find_model_files,
     gguf_files,
     linked,
 )
@@ -71,7 +71,7 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
         A folder of links to the files that loaders may read, which are those of the fingerprint.
 
     Raises:
-        UserError: the folder, file or hub model does not exist, the hub cannot be reached, or as `files_of`.
+        UserError: the folder, file or hub model does not exist, the hub cannot be reached, or as `find_model_files`.
     """
     source = _located(config, weights=weights)
     if source.gguf:
@@ -83,7 +83,7 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     local = Path(expand_user(config.path)).is_dir()
     partial = not (weights or local)
     what = f"model {config.shown}"
-    files = files_of(source.folder, Allowed(what, config.allow_pickle, config.trust_remote_code, partial))
+    files = find_model_files(source.folder, Allowed(what, config.allow_pickle, config.trust_remote_code, partial))
     folder = linked(files)
     stored = {} if partial else stored_weights(folder)
     for name, settings in files.configurations():
@@ -270,7 +270,7 @@ class ModelFamily:
     refused: tuple[str, ...] = ()  # parts of architecture names that it would load without their head
     task: str = "CAUSAL_LM"  # task type of adapters
 
-    def class_of(self, loaded: Any) -> str | None:
+    def model_class(self, loaded: Any) -> str | None:
         """Name of the model class for a configuration, if this family has one."""
         from transformers.models.auto import modeling_auto
 
@@ -282,7 +282,7 @@ class ModelFamily:
     def opens(self, loaded: Any) -> bool:
         """Whether this family has a class for a configuration, and the configuration is not for another task."""
         names = loaded.architectures or []
-        return self.class_of(loaded) is not None and not any(part in name for name in names for part in self.refused)
+        return self.model_class(loaded) is not None and not any(part in name for name in names for part in self.refused)
 
 
 CAUSAL = ModelFamily(
@@ -301,7 +301,7 @@ PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_T
 
 def model_family(loaded: Any, kind: Kind) -> ModelFamily:
     """The family that loads a model of a kind."""
-    if kind == "pictures" or (kind == "any" and PICTURES.class_of(loaded) in (loaded.architectures or [])):
+    if kind == "pictures" or (kind == "any" and PICTURES.model_class(loaded) in (loaded.architectures or [])):
         return PICTURES
     return SEQ2SEQ if kind in ("rewriter", "any") and loaded.is_encoder_decoder else CAUSAL
 
@@ -331,7 +331,7 @@ def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "cau
         raise UserError(f"model {config.shown} reads texts alone, and the documents are pictures: {shown}")
     if family is SEQ2SEQ:
         raise UserError(f"model {config.shown} writes no text: {shown}")
-    tail = "; it reads pictures with text, and no corpus.*.image is given" if PICTURES.class_of(loaded) else ""
+    tail = "; it reads pictures with text, and no corpus.*.image is given" if PICTURES.model_class(loaded) else ""
     raise UserError(f"model {config.shown} is no causal language model: {shown}{tail}")
 
 
@@ -445,7 +445,7 @@ def other_base(config: ModelConfig) -> str | None:
     if not isinstance(base, str) or not base.strip():
         return None
     source = locate(config, weights=False)
-    names = {config.path, expand_user(config.path), str(source.origin), *_names_of(source)}
+    names = {config.path, expand_user(config.path), str(source.origin), *_model_names(source)}
     place = Path(expand_user(base))
     if base in names or (place.exists() and source.origin is not None and place.resolve() == source.origin.resolve()):
         return None
@@ -458,7 +458,7 @@ def other_base(config: ModelConfig) -> str | None:
     )
 
 
-def _names_of(source: Checkpoint) -> Iterator[str]:
+def _model_names(source: Checkpoint) -> Iterator[str]:
     """Names of a model beside its path: its hub id, and the name in its configuration."""
     origin = source.origin or source.folder
     if origin.parent.name == "snapshots":

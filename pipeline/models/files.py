@@ -132,7 +132,7 @@ class Allowed:
     partial: bool = False  # weights may be missing: they are not downloaded yet
 
 
-def files_of(folder: Path, allowed: Allowed) -> FolderFiles:
+def find_model_files(folder: Path, allowed: Allowed) -> FolderFiles:
     """The files that loaders read of a model's folder.
 
     Args:
@@ -181,7 +181,7 @@ class _Chooser:
         """The files of the folder.
 
         Raises:
-            UserError: as `files_of`.
+            UserError: as `find_model_files`.
         """
         config = self.settings(CONFIG)
         tokenizer = self.settings("tokenizer_config.json")

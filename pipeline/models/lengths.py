@@ -115,7 +115,7 @@ class _State:
     def of(cls, module: Any) -> _State:
         """The first state of a module; its forward passes may have changed the present one already."""
         held = {name: value for name, value in module._buffers.items() if value is not None}
-        buffers = {name: (value, _copy_of(_first_frequencies(module, name, value))) for name, value in held.items()}
+        buffers = {name: (value, _small_copy(_first_frequencies(module, name, value))) for name, value in held.items()}
         plain = {name: value for name, value in vars(module).items() if isinstance(value, (bool, int, float, str))}
         if _CACHED in vars(module):
             plain[_CACHED] = getattr(module, _FIRST_CACHED, getattr(module, _CACHED))
@@ -147,7 +147,7 @@ def _first_frequencies(module: Any, name: str, value: Tensor) -> Tensor:
     return value if first is None or first.shape != value.shape else first.to(value.device)
 
 
-def _copy_of(value: Tensor) -> Tensor | None:
+def _small_copy(value: Tensor) -> Tensor | None:
     """A copy that is no inference tensor; None for a large one."""
     import torch
 

@@ -42,13 +42,13 @@ from pipeline.models.checkpoints import (
 )
 from pipeline.models.devices import BUILDING, quieten
 from pipeline.models.files import adapter_files, file_digest, linked
-from pipeline.models.merging import NotMergedError, keep_beside, merge, tokens_of
+from pipeline.models.gguf_cache import Opened, is_small, unpacked, unpacked_settings
+from pipeline.models.merging import NotMergedError, adapter_tokens, keep_beside, merge
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
-from pipeline.models.pictures import load_processor
+from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
 from pipeline.models.tokens import load_tokenizer
-from pipeline.models.unpacked import Opened, is_small, unpacked, unpacked_settings
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
         _quantization(config, dtype_name(config, source, loaded))
     if kind == "pictures":
         load_processor(config, files, loaded)
-    architecture = (loaded.architectures or [family.class_of(loaded) or loaded.model_type])[0]
+    architecture = (loaded.architectures or [family.model_class(loaded) or loaded.model_type])[0]
     dtype = dtype_name(config, source, loaded)
     if config.trust_remote_code:
         empty = _empty_model(config, loaded, kind)
@@ -189,7 +189,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
         "architecture": architecture,
         "dtype": dtype,
         "max_tokens": max_positions(loaded),
-        "parameters": None if empty is None else _parameters_of(empty),
+        "parameters": None if empty is None else _distinct_parameters(empty),
     }
 
 
@@ -209,10 +209,10 @@ def _auto_class(loaded: Any, kind: Kind) -> Any:
 def _count_parameters(config: ModelConfig, loaded: Any, kind: Kind) -> int | None:
     """Number of parameters from a model without weights."""
     empty = _empty_model(config, loaded, kind)
-    return None if empty is None else _parameters_of(empty)
+    return None if empty is None else _distinct_parameters(empty)
 
 
-def _parameters_of(model: Any) -> int:
+def _distinct_parameters(model: Any) -> int:
     """Number of parameters, with shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -404,7 +404,7 @@ def _logits_of_probe(tokenizer: Any, settings: Any, family: ModelFamily, model: 
     device, positions = model.get_input_embeddings().weight.device, max_positions(model.config)
     lm = LanguageModel(model, tokenizer, device, positions)
     try:
-        return probe_logits(lm, tokens_of(settings), family is SEQ2SEQ)
+        return probe_logits(lm, adapter_tokens(settings), family is SEQ2SEQ)
     except Exception:  # any exception of a model's code
         if family is not PICTURES:
             raise

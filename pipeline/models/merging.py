@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, error_line
 from pipeline.models.copies import is_exact
-from pipeline.models.probe import largest_difference, rounding_of
+from pipeline.models.probe import largest_difference, rounding_error
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -79,7 +79,7 @@ def _moved(logits: Tensor | None, expected: Tensor | None) -> float:
     if logits.shape != expected.shape:
         return float("inf")
     moved = largest_difference(logits, expected)
-    return moved if moved > rounding_of(expected) else 0.0
+    return moved if moved > rounding_error(expected) else 0.0
 
 
 def keep_beside(adapted: Any, read: Read, shown: str) -> Any:
@@ -105,7 +105,7 @@ def keep_beside(adapted: Any, read: Read, shown: str) -> Any:
     return model
 
 
-def tokens_of(settings: Any) -> list[int]:
+def adapter_tokens(settings: Any) -> list[int]:
     """Token ids that the settings of an adapter name: those that it was trained on, or that switch it on."""
     ids: list[int] = []
     for name in ("trainable_token_indices", "token_indices", "alora_invocation_tokens"):
@@ -170,7 +170,7 @@ def _check_layers(adapted: Any) -> None:
                 merged = one.get_base_layer()(inputs)
             except Exception:  # a layer that needs more than its input
                 continue
-            if (moved := largest_difference(merged, expected)) > rounding_of(expected):
+            if (moved := largest_difference(merged, expected)) > rounding_error(expected):
                 raise NotMergedError(f"moves the outputs of {name} by {moved:.2g} when it is merged")
 
 
@@ -186,7 +186,7 @@ def _depends_on_batch(model: Any) -> str | None:
                 continue
             one = copy.deepcopy(layer).float()
             alone = one(inputs)
-            if largest_difference(one(torch.cat([inputs, other]))[:1], alone) > rounding_of(alone):
+            if largest_difference(one(torch.cat([inputs, other]))[:1], alone) > rounding_error(alone):
                 return name
     return None
 

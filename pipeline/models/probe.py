@@ -28,7 +28,7 @@ from pipeline.models.copies import VOCABULARY, few_layers, has_experts, is_exact
 from pipeline.models.devices import check_lost, out_of_memory, quiet_panics
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, embedding_rows
-from pipeline.models.pictures import padded_prompts, picture_prompt, picture_token
+from pipeline.models.picture_prompts import padded_prompts, picture_prompt, picture_token
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -136,11 +136,11 @@ def check_code(empty: Any, tokenizer: Any, shown: str) -> None:
 
 def _first_fault(lm: LanguageModel, find: Callable[[Reader], str | None]) -> str | None:
     """The fault of a model in a short text, or else in a long one if it may treat that in another way."""
-    fault = find(reader_of(lm))
+    fault = find(choose_reader(lm))
     if fault is not None or not _may_switch(lm.model) or (lm.max_tokens or MANY) <= LONGER:
         return fault
     try:
-        fault = find(reader_of(lm, MANY))
+        fault = find(choose_reader(lm, MANY))
     except Exception as error:  # a model may read no text as long, or the device's memory not hold it
         check_lost(error)
         return None
@@ -165,7 +165,7 @@ def _explained(config: Any) -> str:
 # --- texts and their logits
 
 
-def reader_of(lm: LanguageModel, length: int = LENGTH) -> Reader:
+def choose_reader(lm: LanguageModel, length: int = LENGTH) -> Reader:
     """The reader of a model: of texts alone, or behind a picture for a model with a processor.
 
     Args:
@@ -268,7 +268,7 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().masked_fill(same, 0.0).nan_to_num(nan=float("inf")).max())
 
 
-def rounding_of(logits: Tensor) -> float:
+def rounding_error(logits: Tensor) -> float:
     """Largest difference of such logits by rounding in float32."""
     finite = logits[logits.isfinite()]
     return TOLERANCE * max(1.0, float(finite.abs().max()) if len(finite) else 0.0)
@@ -302,7 +302,7 @@ def _differences(reader: Reader, texts: Texts, repeated: bool) -> _Differences:
     end = reader.before + len(ids)
     alone = reader.read([ids])[0]
     batch = reader.read([ids, other, longer])
-    limit, finite = rounding_of(alone), alone[alone.isfinite()]
+    limit, finite = rounding_error(alone), alone[alone.isfinite()]
     beside, again = largest_difference(batch[0, :end], alone), 0.0
     changed = largest_difference(batch[0, : end - 1], batch[1, : end - 1])
     if repeated or beside > limit:

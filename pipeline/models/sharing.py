@@ -42,16 +42,16 @@ class SharedModels:
         self._marks: dict[str, Marks] = {}  # of local files, before they were opened
 
     def begin(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> None:
-        """Start to load a model in a background thread; arguments as in `copy_of`, which waits for it."""
+        """Start to load a model in a background thread; arguments as in `copy_model`, which waits for it."""
 
         def work() -> None:
-            with contextlib.suppress(Exception), self._lock:  # raised again by `copy_of`
+            with contextlib.suppress(Exception), self._lock:  # raised again by `copy_model`
                 self._open(opener, config, gpus)
 
         import_package()
         threading.Thread(target=work, name="seenset-model", daemon=True).start()
 
-    def copy_of(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
+    def copy_model(self, opener: Callable[..., Opened], config: ModelConfig, gpus: float) -> Opened:
         """A model with separate layers over the shared weights, or the model itself if `alone`.
 
         Args:

@@ -31,7 +31,7 @@ from pipeline.corpus.scripts import unit_spans
 from pipeline.errors import UserError, panics_as_errors
 from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
 from pipeline.models.devices import quieten
-from pipeline.models.unpacked import unpacked_settings
+from pipeline.models.gguf_cache import unpacked_settings
 
 PROBE = "Été 2024: two models, one text."
 """Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
@@ -75,7 +75,7 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
         tokens = encode([text[:length] for text in texts])
         for index, text in enumerate(texts):
             if len(text) > length:
-                tokens[index] = _checked_tokens(encode, vocabulary_of(tokenizer), text, tokens[index], max_tokens)
+                tokens[index] = _checked_tokens(encode, describe_vocabulary(tokenizer), text, tokens[index], max_tokens)
     return tokens
 
 
@@ -127,7 +127,7 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
     Raises:
         UserError: the vocabularies, or the token ids of a sentence, differ.
     """
-    differs = difference_of(first, second, token_ids)
+    differs = tokenizer_difference(first, second, token_ids)
     if differs is None:
         return
     use = "gives" if token_ids else "compares"
@@ -140,7 +140,7 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
     )
 
 
-def difference_of(first: Any, second: Any, token_ids: bool = False) -> str | None:
+def tokenizer_difference(first: Any, second: Any, token_ids: bool = False) -> str | None:
     """The difference between two tokenizers; None if they agree. Arguments as in `check_same_tokens`."""
     one, two = first.get_vocab(), second.get_vocab()
     if one != two:
@@ -202,7 +202,7 @@ def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
         return tokenizer
 
 
-def pieces_of(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:
+def split_into_pieces(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:
     """Split the kept part of a text into the pieces of its tokens.
 
     A character that several tokens share (mostly its bytes) belongs to the first one; the others get "", as do special
@@ -302,7 +302,7 @@ class Vocabulary:
 
 
 @lru_cache(maxsize=16)
-def vocabulary_of(tokenizer: Any) -> Vocabulary:
+def describe_vocabulary(tokenizer: Any) -> Vocabulary:
     """Properties of the vocabulary of a transformers tokenizer, including added tokens."""
     entries = tokenizer.get_vocab()
     longest = max(map(len, entries), default=1)

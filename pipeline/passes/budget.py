@@ -53,7 +53,7 @@ class Shape:
     patches: int = 1  # patches of a picture per token
 
 
-def shape_of(config: Any, dtype: str, parameters: int | None = None, quantization: str | None = None) -> Shape:
+def read_shape(config: Any, dtype: str, parameters: int | None = None, quantization: str | None = None) -> Shape:
     """The shape of a model.
 
     Args:
@@ -222,7 +222,7 @@ CPU_BUDGET = Budget(forward=2048, gradient=2048, cache=CACHE_POSITIONS)
 """Batches on a CPU, sized for its caches, independent of its memory."""
 
 
-def budget_of(shape: Shape, card: Card, length: int, others: Sequence[Shape] = ()) -> Budget:
+def pass_budget(shape: Shape, card: Card, length: int, others: Sequence[Shape] = ()) -> Budget:
     """The budgets of a model on a GPU; 0 if the weights leave no memory.
 
     Args:

@@ -217,7 +217,7 @@ def from_log_probs(values: Sequence[Sequence[float]], device: torch.device | str
 _tails: weakref.WeakKeyDictionary[nn.Module, Tail | None] = weakref.WeakKeyDictionary()
 
 
-def tail_of(model: Any) -> Tail | None:
+def find_tail(model: Any) -> Tail | None:
     """The model's tail, verified on a short input; None if the model computes its logits in another way."""
     if model not in _tails:
         with length_rule(model).alone():
@@ -245,7 +245,7 @@ def _logits(model: Any, batch: PaddedBatch) -> Iterator[tuple[Tensor, Tail | Non
     The next chunk overwrites the previous one. The attention mask is omitted: with a causal mask no token attends to
     the padding on its right.
     """
-    tail = tail_of(model)
+    tail = find_tail(model)
     if tail is None:
         yield from _whole_logits(model, batch)
         return

@@ -24,7 +24,7 @@ from pipeline.models.copies import few_layers, is_exact
 from pipeline.models.lengths import LengthRule, length_rule
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, agree, embedding_rows
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.shared import cache_of
+from pipeline.passes.shared import make_cache
 
 CACHE_POSITIONS = 1 << 13  # default for positions in the cache: draws times (prompt + new tokens)
 COMPACT = 0.25  # share of finished rows at which they are removed from the batch
@@ -298,7 +298,7 @@ class _Continuations:
         self._empty_cache()
 
     def _empty_cache(self) -> None:
-        self.cache = cache_of(self.lm.model, max(map(len, self.ids)) + self.limit)
+        self.cache = make_cache(self.lm.model, max(map(len, self.ids)) + self.limit)
 
     def first(self) -> Tensor:
         """Read the prompts, padded on the left; logits of the next token, (prompts, vocabulary)."""
@@ -355,7 +355,7 @@ class _Answers:
 
     def __post_init__(self) -> None:
         _forward_parameters(self.lm.model)
-        self.cache = cache_of(self.lm.model, self.limit)  # the first position is the decoder start token
+        self.cache = make_cache(self.lm.model, self.limit)  # the first position is the decoder start token
 
     def first(self) -> Tensor:
         """Encode the texts, padded on the right; logits of the first token, (texts, vocabulary)."""

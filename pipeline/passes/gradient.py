@@ -22,7 +22,7 @@ from torch.nn import functional
 from pipeline.errors import error_line
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail
-from pipeline.passes.forward import HEAD_ELEMENTS, tail_of
+from pipeline.passes.forward import HEAD_ELEMENTS, find_tail
 
 _log = logging.getLogger(__name__)
 _Squares = dict[tuple[int, ...], Tensor]  # ids of parameters -> squared norm of their joint gradient, (documents,)
@@ -52,7 +52,7 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     """
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
-    norms = partial(_norms, lm, coverage_of(lm.model))
+    norms = partial(_norms, lm, gradient_coverage(lm.model))
     return torch.cat(length_rule(lm.model).apply(norms, ids, list(map(len, ids))))
 
 
@@ -70,7 +70,7 @@ def _norms(lm: LanguageModel, coverage: Coverage, ids: Sequence[Sequence[int]]) 
 _coverages: weakref.WeakKeyDictionary[nn.Module, Coverage] = weakref.WeakKeyDictionary()
 
 
-def coverage_of(model: nn.Module) -> Coverage:
+def gradient_coverage(model: nn.Module) -> Coverage:
     """Whether the batched method applies to a model, and which parameters are counted; tested once per model."""
     if model not in _coverages:
         with length_rule(model).alone():
@@ -83,7 +83,7 @@ def coverage_of(model: nn.Module) -> Coverage:
 def _examine(model: nn.Module) -> Coverage:
     counted = [parameter for parameter in model.parameters() if _differentiable(parameter)]
     with torch.inference_mode():
-        tail = tail_of(model)
+        tail = find_tail(model)
     reason, uncovered = "", tuple(_uncovered(model, tail))
     if uncovered:
         more = f" and {len(uncovered) - 1} more" if len(uncovered) > 1 else ""
@@ -212,7 +212,7 @@ def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> d
 
 def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> _Squares:
     """Squared norms of the gradients by (groups of) parameters; each (documents,) float64."""
-    tail = tail_of(model)
+    tail = find_tail(model)
     assert tail is not None
     longest = max(2, *map(len, ids))
     table = model.get_input_embeddings()

@@ -20,13 +20,13 @@ from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel, Tail, agree
 from pipeline.passes.forward import (
     TokenStatistics,
+    find_tail,
     forward,
     logits_of_rows,
     pad,
     restricted,
     statistics_at,
     sweep_rows,
-    tail_of,
     to_device,
 )
 from pipeline.passes.statistics import HELD
@@ -62,7 +62,7 @@ def shares_beginnings(lm: LanguageModel) -> bool:
 
 
 def _prove(model: Any) -> bool:
-    tail, config = tail_of(model), model.config.get_text_config()
+    tail, config = find_tail(model), model.config.get_text_config()
     windowed = set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}
     if tail is None or windowed or getattr(config, "sliding_window", None) or config.is_encoder_decoder:
         return False
@@ -101,7 +101,7 @@ def forward_of_versions(
 def _forward_of_versions(
     lm: LanguageModel, ids: Sequence[Sequence[int]], statistics: frozenset[str], common: int
 ) -> TokenStatistics:
-    tail = tail_of(lm.model)
+    tail = find_tail(lm.model)
     assert tail is not None
     whole, rest = pad(ids, lm.device), pad([one[common:] for one in ids], lm.device)
     counts = torch.tensor([len(one) - common for one in ids])  # number of tokens of each rest
@@ -167,7 +167,7 @@ def forward_behind(
     if not shares_beginnings(lm) or not rule.are_alike([len(prefix), *lengths]):
         keep = [[False] * len(prefix) + [True] * (len(one) - 1) for one in ids]
         return restricted(forward(lm, [[*prefix, *one] for one in ids], statistics), keep)
-    tail, batch = tail_of(lm.model), pad(ids, lm.device)
+    tail, batch = find_tail(lm.model), pad(ids, lm.device)
     assert tail is not None
     with rule.alone(), torch.inference_mode():
         cache = (held or HeldPrefixes()).of(lm, tail, prefix)
@@ -201,7 +201,7 @@ def _followed(tail: Tail, begun: Any, rests: Tensor) -> Tensor:
     return hidden
 
 
-def cache_of(model: Any, positions: int) -> Any:
+def make_cache(model: Any, positions: int) -> Any:
     """An empty cache of keys and values, whose rows can be selected and repeated.
 
     Its memory is allocated when rows are first selected: before, it holds each prompt once. Sliding-window layers and

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
-from pipeline.config.models import weights_of
+from pipeline.config.models import as_model_config
 from pipeline.config.training import AdapterConfig, FinetuneConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
@@ -22,7 +22,7 @@ from pipeline.corpus.keys import Keys, keyed, sketch_column
 from pipeline.corpus.near_duplicates import NearDuplicateIndex, draw_families, near_families
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
-from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
+from pipeline.detectors.registry import needed_adapters, needed_prefixes, parse_detectors
 from pipeline.errors import SettingError, UserError, nearest
 from pipeline.models.load import check_model, open_empty
 from pipeline.models.opened import embedding_rows, unknown_id
@@ -97,12 +97,12 @@ def check_adapters(config: AuditConfig, shards: Sequence[Shard]) -> None:
         UserError: the model lacks a named layer; also the errors of `allocate`.
     """
     detectors = parse_detectors(config.detectors)
-    settings = [config.fsd.adapter(name) for name in adapters_of(detectors)]
+    settings = [config.fsd.adapter(name) for name in needed_adapters(detectors)]
     named = [adapter.target_modules for adapter in settings if adapter.target_modules is not None]
-    if named and (model := open_empty(weights_of(config.model))) is not None:
+    if named and (model := open_empty(as_model_config(config.model))) is not None:
         for target_modules in named:
             check_targets(model, target_modules)
-    if any(adapter.group is not None for adapter in settings) or prefixes_of(detectors):
+    if any(adapter.group is not None for adapter in settings) or needed_prefixes(detectors):
         allocate(config, shards)
 
 
@@ -120,7 +120,7 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         UserError: too few documents to split, an unknown group, or a bad file of an adapter's own corpus.
     """
     detectors = parse_detectors(config.detectors)
-    names, prefixes = adapters_of(detectors), prefixes_of(detectors)
+    names, prefixes = needed_adapters(detectors), needed_prefixes(detectors)
     if not names and not prefixes:
         return Parts({}, {})
     role_pools = {
@@ -128,12 +128,12 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         for role in KNOWN
         if config.corpus.source(role) is not None
     }
-    tokenizer = open_tokenizer(weights_of(config.model))
+    tokenizer = open_tokenizer(as_model_config(config.model))
     adapter_settings = {name: config.fsd.adapter(name) for name in names}
     corpus_pools = {
         name: _own_corpus(config, settings, name) for name, settings in adapter_settings.items() if not settings.roles
     }
-    if config.corpus.has_ids and (model := open_empty(weights_of(config.model))) is not None:
+    if config.corpus.has_ids and (model := open_empty(as_model_config(config.model))) is not None:
         _free_of_unknown(role_pools.values(), embedding_rows(model))
     if config.overlap == "drop":
         _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards, config.near_copies)
@@ -251,7 +251,7 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
         bare = [plain_ids(tokenizer, text) for text in texts] if prefix.counted else []
     if prefix.counted:
         return Shots(tuple(ids[: config.max_tokens] for ids in bare), keys.sketch, config.near_copies), keys
-    positions = check_model(weights_of(config.model))["max_tokens"]
+    positions = check_model(as_model_config(config.model))["max_tokens"]
     cut = tuple(cut_to_room(ids, config.max_tokens, positions) for ids in sequences)
     return Shots(cut, keys.sketch, config.near_copies), keys
 

@@ -16,7 +16,7 @@ from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.detectors.base import Detector, Pass
 from pipeline.detectors.plugins import load_installed, load_plugins, read_plugins
-from pipeline.detectors.registry import adapters_of, check_workers_know, parse_detectors, prefixes_of
+from pipeline.detectors.registry import check_workers_know, needed_adapters, needed_prefixes, parse_detectors
 from pipeline.errors import UserError, nearest
 from pipeline.passes.statistics import PARTS
 from pipeline.plan.starter_text import add_role, not_given
@@ -153,11 +153,11 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
         raise UserError(
             f"detector {detector.name} needs paraphraser, which is not given; add paraphraser: {{path: ...}}"
         )
-    for name in adapters_of([detector]):
+    for name in needed_adapters([detector]):
         for role in config.fsd.adapter(name).roles:
             if config.corpus.source(role) is None:
                 raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
-    for prefix in prefixes_of([detector]):
+    for prefix in needed_prefixes([detector]):
         if config.corpus.source(prefix.role) is None:
             raise MissingRoleError(f"detector {detector.name} {prefix.use}", prefix.role)
     _check_endpoint(config, detector)
@@ -272,7 +272,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:
         raise MissingRoleError(f"{where}: direction {selection.direction} is calibrated on", role)
-    for name in adapters_of(parse_detectors(config.detectors)):
+    for name in needed_adapters(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
         if settings.group is not None and role in settings.roles and not calibration.grouped:
             raise UserError(

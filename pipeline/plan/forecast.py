@@ -14,15 +14,15 @@ from pipeline.checks.dependence_plan import read_blocks
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.formats import extent_of
-from pipeline.detectors.registry import parse_detectors, prefixes_of
+from pipeline.corpus.formats import measure_extent
+from pipeline.detectors.registry import needed_prefixes, parse_detectors
 from pipeline.endpoint.client import Usage
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.plan.outlooks import adapters_and_calibration, outlooks
 from pipeline.plan.starter_text import MATRIX_PRODUCT
 from pipeline.run.plan import BYTES_PER_TOKEN, Plan
 from pipeline.stages.prefixes import prefix_cost, room_for
-from pipeline.stages.registry import forward_passes, questions_of
+from pipeline.stages.registry import forward_passes, request_sizes
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
 TRAINING_COST = 3  # cost of a document and epoch, in forward passes
@@ -47,14 +47,14 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         roles[role] = {"documents": count, "exact": exact, "shards": shards}
     adapters, calibration = adapters_and_calibration(config, roles)
     total = sum(entry["documents"] for entry in roles.values())
-    everything = sum(extent_of(entry).rows for entry in plan.inputs)
+    everything = sum(measure_extent(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
     texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
     tokens = round(total * texts * length)
     batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
     room = room_for(config.max_tokens, model.get("max_tokens"))
-    prefixes = prefixes_of(parse_detectors(config.detectors))
+    prefixes = needed_prefixes(parse_detectors(config.detectors))
     read = {str(one): prefix_cost(one, average, length, batch, room) for one in prefixes}
     passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
     seconds = None
@@ -128,7 +128,7 @@ def estimate_price(config: AuditConfig, documents: int, average_bytes: float) ->
     text_bytes = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for questions in questions_of(config, text_bytes):
+    for questions in request_sizes(config, text_bytes):
         key = questions.model.endpoint + questions.model.name
         models[key] = questions.model
         total = totals.setdefault(key, [0, 0, 0])

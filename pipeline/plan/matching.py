@@ -24,7 +24,7 @@ from pipeline.checks.blind import (
     word_model,
 )
 from pipeline.checks.held_out_auc import LEAST, TOLERANCE, Blind
-from pipeline.checks.words import SHARES, shares_of, tokens, word_counts
+from pipeline.checks.words import SHARES, character_shares, tokens, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE
@@ -86,7 +86,7 @@ def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str]
     texts = [*known, *audit]
     vectorizer = CountVectorizer(min_df=RARE, analyzer=tokens)
     names: list[str] = [*SHARES]
-    features: Any = csr_matrix(shares_of(texts))
+    features: Any = csr_matrix(character_shares(texts))
     try:
         features = hstack([features, normalize(vectorizer.fit_transform(texts))], "csr")
         names += map(visible, vectorizer.get_feature_names_out())

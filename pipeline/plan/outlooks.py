@@ -21,15 +21,15 @@ from pipeline.checks.resolution import (
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.detectors.registry import adapters_of, parse_detectors, prefixes_of
+from pipeline.detectors.registry import needed_adapters, needed_prefixes, parse_detectors
 from pipeline.plan.allocation import OWN_CORPUS, adapter_corpus_shards, too_few, too_few_shots
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.folds import PLAIN, Basis
 from pipeline.selection.guarantees import Outcome
-from pipeline.selection.passes import PLAIN, Basis
 from pipeline.selection.procedures.record import Rule, applied_to, procedure_of
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
-from pipeline.selection.versions import EXPECTED
+from pipeline.selection.version_scores import EXPECTED
 
 HALF = Fraction(1, 2)
 Allocated = tuple[list[dict[str, Any]], dict[str, int]]  # adapters, and numbers of calibration documents by role
@@ -97,7 +97,7 @@ def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> A
     """The adapters to train, and the number of calibration documents of each known role."""
     entries = []
     taken = Counter[str]()
-    for name in adapters_of(parse_detectors(config.detectors)):
+    for name in needed_adapters(parse_detectors(config.detectors)):
         settings = config.fsd.adapter(name)
         counts = {role: settings.count(roles[role]["documents"], place) for place, role in enumerate(settings.roles)}
         if settings.corpus is not None:
@@ -110,7 +110,7 @@ def adapters_and_calibration(config: AuditConfig, roles: Mapping[str, Any]) -> A
         facts = {"name": name, "method": settings.method, "epochs": settings.epochs}
         documents = sum(counts.values()) if counts else settings.documents or 0
         entries.append({**facts, "documents": documents, "train_on": [*map(str, counts)] or [OWN_CORPUS]})
-    for prefix in prefixes_of(parse_detectors(config.detectors)):
+    for prefix in needed_prefixes(parse_detectors(config.detectors)):
         entry = roles[prefix.role]
         if entry["exact"] and prefix.shots >= entry["documents"]:
             raise too_few_shots(prefix, entry["documents"])

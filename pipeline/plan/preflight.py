@@ -16,7 +16,7 @@ from pipeline.checks import document_text as wording
 from pipeline.checks.blind import SAMPLED_TEXTS, BlindTest, blind_test
 from pipeline.checks.blind_text import how_decided
 from pipeline.checks.dependence import near_duplicates_among
-from pipeline.checks.dependence_plan import count_blocks, dependence_lines, related_of
+from pipeline.checks.dependence_plan import count_blocks, dependence_lines, relate_documents
 from pipeline.checks.document_checks import PreflightChecks, checks_file, stored_preflight
 from pipeline.checks.document_text import checked_before
 from pipeline.checks.draws import DrawReader
@@ -325,7 +325,7 @@ def _near(keys: _RoleKeys, config: AuditConfig) -> tuple[NearDuplicates, Related
     sketches = keys.keys.sketch[compared]
     record, family = near_duplicates_among(sketches, config.near_copies, True, keys.compared_ids)
     once = np.setdiff1d(np.arange(len(keys.keys)), keys.repeats)
-    return record, related_of(keys.keys, once, compared, family)
+    return record, relate_documents(keys.keys, once, compared, family)
 
 
 def _duplicates(read: Sequence[_RoleKeys], config: AuditConfig) -> CountDiagnostic:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.config.audit import AuditConfig, ResourcesConfig
-from pipeline.config.models import ModelConfig, weights_of
+from pipeline.config.models import ModelConfig, as_model_config
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
@@ -22,8 +22,8 @@ from pipeline.run.manifest import RecordedModel
 from pipeline.run.records import opened
 from pipeline.run.remedies import written_again
 from pipeline.stages.audited_texts import AuditedTexts
-from pipeline.stages.base import Stage, Wanted, model_shape
-from pipeline.stages.registry import stages_of
+from pipeline.stages.base import Stage, StagePlan, model_shape
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, sealed
 from pipeline.training.adapter import adapter_key
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BuiltStages:
     """The stages of an audit, scoring last, and the adapters that they need."""
 
     stages: tuple[Stage, ...]
@@ -49,13 +49,13 @@ AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
 """Maps the fingerprint of scores to the texts that earlier runs have already audited."""
 
 
-def work_of(
+def build_stages(
     config: AuditConfig,
     shards: Sequence[Shard],
     device: Device = CPU,
     audited: AlreadyAudited = lambda scores: None,
     recorded: Mapping[str, RecordedModel] | None = None,
-) -> Work:
+) -> BuiltStages:
     """The stages and adapters of an audit; reads the weights of its models once, for their digests.
 
     Args:
@@ -66,7 +66,7 @@ def work_of(
         recorded: models whose files are missing, by key of the configuration.
 
     Raises:
-        UserError: the errors of `allocate`, `fingerprint_model`, `stages_of` and `audited`.
+        UserError: the errors of `allocate`, `fingerprint_model`, `plan_stages` and `audited`.
     """
     parts = allocate(config, shards)
     before = {getattr(config, key): model for key, model in (recorded or {}).items()}
@@ -80,19 +80,19 @@ def work_of(
             shapes[model] = model_shape(model)
         return shapes[model]
 
-    base = digest(weights_of(config.model)) if parts.adapters else {}
+    base = digest(as_model_config(config.model)) if parts.adapters else {}
     keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
-    wanted = Wanted(config, device, digest, keys or None, prefixes=parts.prefixes(), shape=shape)
-    stages = stages_of(wanted)
+    wanted = StagePlan(config, device, digest, keys or None, prefixes=parts.prefixes(), shape=shape)
+    stages = plan_stages(wanted)
     if (texts := audited(stages[-1].fingerprint)) is not None:
-        stages = stages_of(replace(wanted, already_audited=texts))
+        stages = plan_stages(replace(wanted, already_audited=texts))
     models = {}
     for key in MODELS:
         model = getattr(config, key)
         if isinstance(model, ModelConfig) and (fingerprint := digest.known(model)) is not None:
             dimensions = asdict(shapes[model]) if model in shapes else None
             models[key] = RecordedModel(fingerprint=dict(fingerprint), shape=dimensions)
-    return Work(stages, parts, keys, base, models)
+    return BuiltStages(stages, parts, keys, base, models)
 
 
 def with_memory(device: Device, resources: ResourcesConfig) -> Device:

@@ -25,7 +25,7 @@ from pipeline.corpus.discovery import (
     discover_data,
     discover_models,
 )
-from pipeline.corpus.formats import format_named, suffixes_of
+from pipeline.corpus.formats import document_suffixes, format_named
 from pipeline.corpus.formats.picture import IMAGE
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
@@ -84,7 +84,7 @@ def audit_starter(folder: str) -> Starter:
     Raises:
         UserError: no such folder, or no data in it.
     """
-    data = data_of(folder)
+    data = find_data(folder)
     sources, unused, others = _assigned(data)
     pictured = any(files.image for source in sources.values() for files in source.files)
     direction: Direction = "clean" if "seen" in sources and "unseen" not in sources else "members"
@@ -167,7 +167,7 @@ def write_starter(folder: str, starter: Starter) -> tuple[str, str]:
     return str(path), str(schema)
 
 
-def data_of(folder: str) -> FolderData:
+def find_data(folder: str) -> FolderData:
     """The data of a folder.
 
     Raises:
@@ -181,7 +181,7 @@ def data_of(folder: str) -> FolderData:
             unread = f"; {what}"
         raise UserError(
             f"no documents in {os.path.abspath(folder)}: init looks {DEPTH} folders deep for files that end in "
-            f"{suffixes_of(pictures=False)}, for pictures and for saved "
+            f"{document_suffixes(pictures=False)}, for pictures and for saved "
             f"datasets{unread}"
         )
     return data

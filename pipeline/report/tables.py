@@ -92,7 +92,7 @@ def readable(rows: Sequence[Row], settings: Sequence[str]) -> list[Row]:
     return [{**row, **{s: shorter[s][row[s]] for s in settings}} for row in rows]
 
 
-def blocks_of(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[Text], Row]]:
+def setting_rows(table: Table, rows: Sequence[Row], settings: Sequence[str]) -> Iterator[tuple[list[Text], Row]]:
     """Each row and the cells of its settings; settings shared by several rows are printed once, with a rule."""
     before: list[str] | None = None
     keys = [[row[s] for s in settings] for row in readable(rows, settings)]
@@ -120,7 +120,7 @@ def detector_table(rows: Sequence[Row], settings: Sequence[str], title: str, cou
     """
     figures = of_numbers(*counts, "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES))
     table = Table(*labels(settings), "detector", *figures, title=title)
-    for head, row in blocks_of(table, rows, settings):
+    for head, row in setting_rows(table, rows, settings):
         cells = [cell(row, name) for name in ("auc", *(f"tpr_at_{rate:g}" for rate in RATES))]
         table.add_row(*head, Text(row["detector"]), *(f"{row[name]:,}" for name in counts), *cells)
     return table

@@ -99,7 +99,7 @@ def scores_digest(receipts: Iterable[Receipt]) -> str:
     return json_digest(digests)
 
 
-def digests_of(store: Store, names: Iterable[str]) -> dict[str, str]:
+def file_digests(store: Store, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of the files that exist, by name."""
     digests = {name: _digest(store, name) for name in names}
     return {name: digest for name, digest in digests.items() if digest is not None}

@@ -11,7 +11,7 @@ from pydantic import Field
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section
-from pipeline.detectors.registry import adapters_of, parse_detectors
+from pipeline.detectors.registry import needed_adapters, parse_detectors
 from pipeline.errors import DamagedError
 from pipeline.models.arithmetic import (
     Processor,
@@ -31,7 +31,7 @@ TRAININGS = ("contaminate", "fsd")
 Configured = TypeVar("Configured", bound=Section)
 
 
-class Decided(Record):
+class DtypeChoice(Record):
     """The type of one model or training."""
 
     dtype: str = Field(description="Type of the weights, or of the products of a training, such as float32.")
@@ -43,10 +43,10 @@ class Arithmetic(VersionedRecord):
 
     sealed = True
 
-    types: dict[str, Decided] = Field(description="Types by key of the configuration, such as model.")
+    types: dict[str, DtypeChoice] = Field(description="Types by key of the configuration, such as model.")
     flags: list[str] = Field(description="CPU flags that a choice depends on, as detected when the types were chosen.")
 
-    def chosen(self, config: Section, key: str) -> Decided | None:
+    def chosen(self, config: Section, key: str) -> DtypeChoice | None:
         """The choice for a model or training of a configuration; None where the configuration states its type.
 
         Args:
@@ -57,7 +57,7 @@ class Arithmetic(VersionedRecord):
 
 
 @dataclass(frozen=True, slots=True)
-class Deciding:
+class WorkerFacts:
     """Facts about the workers that a decision depends on."""
 
     processor: Processor
@@ -65,7 +65,7 @@ class Deciding:
 
 
 def decide_types(
-    config: Section, earlier: Arithmetic | None, ask: Callable[[], Deciding], say: Callable[[str], None]
+    config: Section, earlier: Arithmetic | None, ask: Callable[[], WorkerFacts], say: Callable[[str], None]
 ) -> Arithmetic:
     """The types of all models and trainings of a configuration whose dtype is auto.
 
@@ -99,11 +99,11 @@ def decide_types(
             choice = choose_training(deciding.processor)
         if choice.warning:
             say(f"warning: {key}: {choice.warning}")
-        types[key] = Decided(dtype=choice.dtype, reason=choice.reason)
+        types[key] = DtypeChoice(dtype=choice.dtype, reason=choice.reason)
     return Arithmetic(types=types, flags=list(deciding.processor.flags))
 
 
-def with_types(config: Configured, types: Mapping[str, Decided]) -> Configured:
+def with_types(config: Configured, types: Mapping[str, DtypeChoice]) -> Configured:
     """The configuration with each dtype auto replaced by the decided type."""
     changes: dict[str, Any] = {}
     for key in (*MODELS, *TRAININGS):
@@ -133,7 +133,7 @@ def _models(config: Section) -> dict[str, ModelConfig]:
 def _trainings(config: Section) -> list[str]:
     """Keys of the trainings of a configuration."""
     keys = ["contaminate"] if hasattr(config, "contaminate") else []
-    return [*keys, "fsd"] if adapters_of(parse_detectors(config.detectors)) else keys  # type: ignore[attr-defined]
+    return [*keys, "fsd"] if needed_adapters(parse_detectors(config.detectors)) else keys  # type: ignore[attr-defined]
 
 
 def _is_auto(part: object) -> bool:

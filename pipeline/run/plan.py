@@ -13,11 +13,11 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel, expand_user
 from pipeline.config.paths import check_run_folder, irregular_kind, written
-from pipeline.corpus.formats import by_bytes, extent_of, format_named
+from pipeline.corpus.formats import by_bytes, format_named, measure_extent
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.detectors.base import Pass, plan_passes
-from pipeline.detectors.registry import parse_detectors, sampled_of
+from pipeline.detectors.registry import needed_continuations, parse_detectors
 from pipeline.endpoint.client import check_endpoint
 from pipeline.errors import UserError
 from pipeline.models.checkpoints import check_files, is_missing, other_base
@@ -49,7 +49,7 @@ class Plan:
 
     def documents(self, role: Role) -> tuple[int, bool]:
         """Number of documents of a role, and whether it is exact; an estimate where only reading determines it."""
-        extents = [extent_of(entry) for entry in self.inputs if entry.role == role]
+        extents = [measure_extent(entry) for entry in self.inputs if entry.role == role]
         source = self.config.corpus.source(role)
         window = max(1, 0 if source is None else source.window)  # rows of a document
         count, exact = sum(-(-extent.rows // window) for extent in extents), all(extent.exact for extent in extents)
@@ -76,22 +76,22 @@ class Plan:
         ]
         if self.config.corpus.has_pictures:
             return _picture_passes(planned)
-        sample_counts = sampled_of(parse_detectors(self.config.detectors))
+        sample_counts = needed_continuations(parse_detectors(self.config.detectors))
         passes += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in sample_counts.items()]
         return passes
 
     def text_bytes(self) -> int:
         """Estimated bytes of text of all inputs, decompressed; for pictures, of the equivalent of a model's input."""
         if self.config.corpus.has_pictures:
-            return round(sum(extent_of(entry).rows for entry in self.inputs) * PICTURE_TOKENS * BYTES_PER_TOKEN)
-        return sum(extent_of(entry).text_bytes for entry in self.inputs)
+            return round(sum(measure_extent(entry).rows for entry in self.inputs) * PICTURE_TOKENS * BYTES_PER_TOKEN)
+        return sum(measure_extent(entry).text_bytes for entry in self.inputs)
 
     def estimated_tokens(self) -> dict[str, float]:
         """Tokens of every shard, by id; an estimate."""
         row_bytes: dict[str, float] = {}
         for entry in self.inputs:
             try:
-                extent = extent_of(entry)
+                extent = measure_extent(entry)
             except UserError:  # a damaged file: its shards fail, with their names, when they are read
                 row_bytes[entry.path] = float(entry.size)
             else:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipeline.corpus.inputs import number_rows, stamp_of
-from pipeline.corpus.shard import BY_ID, InputFile, Shard, place_of, shard_fingerprint
+from pipeline.corpus.inputs import make_stamp, number_rows
+from pipeline.corpus.shard import BY_ID, InputFile, Shard, shard_fingerprint, shard_index
 from pipeline.errors import DamagedError, UserError
 from pipeline.run import remedies as wording
 from pipeline.run.dtypes import read_arithmetic
@@ -29,7 +29,7 @@ from pipeline.run.manifest import (
 from pipeline.run.plan import Plan, describe_model
 from pipeline.run.records import MANIFEST_FILE, SHARDS_FILE
 from pipeline.run.repair import Stamps, check_documents_read
-from pipeline.run.scored import Each, Scored, each_in_turn
+from pipeline.run.scored import Scored, ShardMap, each_in_turn
 from pipeline.stages import SCORING
 from pipeline.stages.base import Stage
 from pipeline.store.files import Store
@@ -43,7 +43,7 @@ def reconcile(
     fingerprints: Mapping[str, Mapping[str, Any]],
     store: Store,
     allocation: Allocation | None = None,
-    each: Each = each_in_turn,
+    each: ShardMap = each_in_turn,
     models: Mapping[str, RecordedModel] | None = None,
 ) -> Plan:
     """Write the manifest and the shard table, or check that those in the run directory still apply.
@@ -113,13 +113,13 @@ def _shards_before(store: Store, before: Manifest, plan: Plan) -> tuple[Shard, .
         return None
 
 
-def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: Each) -> None:
+def check_inputs_since(plan: Plan, stages: Sequence[Stage], store: Store, each: ShardMap) -> None:
     """Check that no input was changed while the run read it: its shards would come from two corpora.
 
     Raises:
         UserError: an input was changed; the message names it.
     """
-    now: Stamps = {(entry.role, entry.path): stamp_of(entry) for entry in plan.inputs}
+    now: Stamps = {(entry.role, entry.path): make_stamp(entry) for entry in plan.inputs}
     check_documents_read(_stamps(plan.inputs), now, plan.shards, [stage.name for stage in stages], store, each)
 
 
@@ -180,7 +180,7 @@ def _check_receipts(plan: Plan, stage: str, fingerprint: Mapping[str, Any], stor
     """Check that finished shards are those that this plan would compute; the error names the differing fields."""
     shards = sorted(plan.shards, key=BY_ID)
     for receipt in intact_receipts(store, stage):
-        place = place_of(receipt.shard, shards)
+        place = shard_index(receipt.shard, shards)
         if place is None:
             raise UserError(
                 f"run {store.url} holds shard {receipt.shard}, which the inputs no longer give; "

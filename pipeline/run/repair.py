@@ -12,12 +12,12 @@ from pipeline.config.corpus import Role
 from pipeline.config.retired import retired
 from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
 from pipeline.corpus.reasons import FAULTS, Reason
-from pipeline.corpus.shard import BY_ID, Shard, place_of
+from pipeline.corpus.shard import BY_ID, Shard, shard_index
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
 from pipeline.errors import DamagedError, UserError, error_line
 from pipeline.run.remedies import read_again, unreadable
-from pipeline.run.scored import Each
+from pipeline.run.scored import ShardMap
 from pipeline.stages import SCORING
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import changed_input, filed_rows
@@ -33,7 +33,7 @@ Stamps = Mapping[tuple[Role, str], str | None]
 """Role and path of each input -> its stamp."""
 
 
-def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, each: Each) -> Iterator[str]:
+def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: Store, each: ShardMap) -> Iterator[str]:
     """Withdraw the receipts whose files are missing or changed, so that their shards are done again.
 
     Files of a stage before the last are needed only where a later stage has not finished the shard.
@@ -56,7 +56,7 @@ def withdraw_damaged(stages: Sequence[Stage], shards: Sequence[Shard], store: St
         filed = (
             (place, replace(receipt, fingerprint={}, reasons={}))  # without long fields that are not read here
             for receipt in read_receipts(store, stage.name)
-            if (place := place_of(receipt.shard, shards)) is not None and needed[place]
+            if (place := shard_index(receipt.shard, shards)) is not None and needed[place]
         )
         while receipts := dict(islice(filed, AT_ONCE)):
             problems: dict[str, str | None] = dict(each(list(receipts.values()), partial(_problem, store)))
@@ -90,7 +90,7 @@ def check_documents_read(
     shards: Sequence[Shard],
     stages: Sequence[str],
     store: Store,
-    each: Each,
+    each: ShardMap,
 ) -> None:
     """Check that finished shards of modified inputs still have the documents that were read.
 
@@ -122,14 +122,14 @@ def check_documents_read(
         _log.warning(unreadable(shard_id, by_id[shard_id].name))
         del read[shard_id]
     firsts = [filed[0][1] for filed in read.values()]
-    digests: dict[str, str] = dict(each(firsts, partial(_content_of, by_id)))
+    digests: dict[str, str] = dict(each(firsts, partial(_shard_content, by_id)))
     for shard_id, filed in sorted(read.items()):
         for stage, receipt in filed:
             if receipt.documents and receipt.documents != digests[shard_id]:
                 raise UserError(changed_input(by_id[shard_id], stage))
 
 
-def _content_of(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str]:
+def _shard_content(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, str]:
     """A shard, and the digest of its current documents."""
     content = ContentDigest()
     for _ in read_shard(shards[receipt.shard], content):

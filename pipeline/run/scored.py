@@ -21,7 +21,7 @@ from pipeline.corpus.shard import OF_A_SHARD, Shard
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.run.records import DUPLICATES, KEYS_FILE
 from pipeline.run.remedies import REPEATED_ID
-from pipeline.selection.passes import Batch
+from pipeline.selection.folds import RoleScores
 from pipeline.stages import SCORING
 from pipeline.stages.events import QUARANTINE_SCHEMA, kind_of_message
 from pipeline.store.files import Store
@@ -69,7 +69,7 @@ def _commonest_message(scored: Scored) -> str:
     return f"; {count} of them: {one_line(first[kind])[:_SHOWN]}"
 
 
-Each = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
+ShardMap = Callable[[Sequence[Receipt], Callable[[Receipt], Any]], Iterator[Any]]
 """Applies a function to every score shard, in any order: in this process or on a cluster."""
 
 
@@ -78,7 +78,7 @@ def each_in_turn(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]
     return map(function, receipts)
 
 
-def in_order(each: Each, receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> list[Any]:
+def in_order(each: ShardMap, receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> list[Any]:
     """The results of a function for every shard, in the order of the shards."""
     results = dict(each(receipts, lambda receipt: (receipt.shard, function(receipt))))
     return [results[receipt.shard] for receipt in receipts]
@@ -142,14 +142,14 @@ class Scored:
         """The number of scored documents of a role that adapters were trained on, and near-duplicates of these."""
         return sum(self.finetuned[receipt.shard].size for receipt in self.of(role) if receipt.shard in self.finetuned)
 
-    def batches(self, role: str, columns: Sequence[str], groups: bool) -> Batch:
+    def batches(self, role: str, columns: Sequence[str], groups: bool) -> RoleScores:
         """The scores of a whole role; empty where there are none."""
         wanted = [*columns, "id_key", *(["group"] if groups else [])]
-        parts = [batch_of(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
+        parts = [role_scores(self.table(r, wanted), columns, groups, r.data) for r in self.of(role)]
         matrix = np.concatenate([np.empty((0, len(columns))), *(part.matrix for part in parts)])
         keys = np.concatenate([np.empty(0, dtype=np.int64), *(part.keys for part in parts)])
         chunks = [chunk for part in parts if part.groups is not None for chunk in part.groups.chunks]
-        return Batch(matrix, pa.chunked_array(chunks, pa.string()) if groups and parts else None, keys)
+        return RoleScores(matrix, pa.chunked_array(chunks, pa.string()) if groups and parts else None, keys)
 
     def check_quarantine(self, receipt: Receipt) -> None:
         """Check the documents of a shard that have no scores.
@@ -199,14 +199,14 @@ class RoleRows:
         return pa.concat_tables(tables)
 
 
-def batch_of(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> Batch:
+def role_scores(table: pa.Table, columns: Sequence[str], groups: bool, name: str) -> RoleScores:
     """A score shard's scores, and its groups where `groups`, for a selection.
 
     Raises:
         UserError: a detector was never scored, or a score is not a finite number.
     """
-    matrix = np.stack([scores_of(table, column, name) for column in columns], axis=1)
-    return Batch(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
+    matrix = np.stack([finite_scores(table, column, name) for column in columns], axis=1)
+    return RoleScores(matrix, table["group"] if groups else None, table["id_key"].to_numpy())
 
 
 def read_scored(store: Store, shards: Sequence[Shard], near_copies: float = NEAR_SHARE) -> Scored:
@@ -310,7 +310,7 @@ def _write_duplicates(scored: Scored) -> None:
     scored.store.keeping().write_table(DUPLICATES, pa.concat_tables(tables))
 
 
-def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each: Each) -> Span:
+def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each: ShardMap) -> Span:
     """The smallest and largest scores of some roles in each column.
 
     Raises:
@@ -318,7 +318,7 @@ def find_span(scored: Scored, roles: Iterable[str], columns: Sequence[str], each
     """
     receipts = [receipt for role in roles for receipt in scored.of(role)]
     span = Span({}, {})
-    for part in each(receipts, lambda receipt: span_of(scored.table(receipt, columns), columns, receipt.data)):
+    for part in each(receipts, lambda receipt: score_span(scored.table(receipt, columns), columns, receipt.data)):
         span = span + part
     return span
 
@@ -344,7 +344,7 @@ class Span:
         return np.linspace(low, high, HISTOGRAM_BINS + 1)
 
 
-def scores_of(table: pa.Table, column: str, name: str) -> np.ndarray:
+def finite_scores(table: pa.Table, column: str, name: str) -> np.ndarray:
     """One detector's scores, float64, (documents,).
 
     Raises:
@@ -358,8 +358,8 @@ def scores_of(table: pa.Table, column: str, name: str) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
 
 
-def span_of(table: pa.Table, columns: Iterable[str], name: str) -> Span:
+def score_span(table: pa.Table, columns: Iterable[str], name: str) -> Span:
     """The span of a shard's scores."""
-    values = {column: scores_of(table, column, name) for column in columns}
+    values = {column: finite_scores(table, column, name) for column in columns}
     filled = {column: v for column, v in values.items() if v.size}
     return Span({c: float(v.min()) for c, v in filled.items()}, {c: float(v.max()) for c, v in filled.items()})

@@ -17,8 +17,8 @@ from pipeline.run.digests import check_answer, no_digests
 from pipeline.run.next_step import next_step
 from pipeline.run.records import Record, VersionedRecord, read_record
 from pipeline.run.remedies import answered_by
+from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
-from pipeline.selection.passes import Answer
 from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
 
@@ -412,7 +412,7 @@ def unsupported(summaries: Iterable[Summary]) -> list[str]:
     return [summary.name for summary in summaries if summary.conclusion == ConclusionValue.CONTRADICTED]
 
 
-def exit_code_of(summaries: Iterable[Summary]) -> ExitCode:
+def selection_exit_code(summaries: Iterable[Summary]) -> ExitCode:
     """The exit code of a command that fails where something is selected.
 
     UNSUPPORTED where a check contradicts any selection that selected something, even if others are supported: after

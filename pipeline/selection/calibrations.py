@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, calibrate, ranks
-from pipeline.selection.passes import Batch
+from pipeline.selection.folds import RoleScores
 
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
 
-Ranking = tuple[Callable[[Batch], np.ndarray], int | Grid]
+Ranking = tuple[Callable[[RoleScores], np.ndarray], int | Grid]
 """A function from a batch to its ranks, and the number of calibration documents or the grid of the ranks."""
 
 UNIT = 62  # p-values are multiples of 2^-62
@@ -146,20 +146,20 @@ def _codes(groups: pa.Array, names: Sequence[str]) -> np.ndarray:
     return pc.fill_null(codes, -1).to_numpy(zero_copy_only=False)
 
 
-def _pooled(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
+def _pooled(selection: SelectionConfig, seed: int, known: RoleScores) -> Ranking:
     calibration = calibrate(known.first)
 
-    def rank(batch: Batch) -> np.ndarray:
+    def rank(batch: RoleScores) -> np.ndarray:
         return ranks(batch.first, calibration, selection.direction, batch.draws(selection, seed))
 
     return rank, calibration.size
 
 
-def _by_group(selection: SelectionConfig, seed: int, known: Batch) -> Ranking:
+def _by_group(selection: SelectionConfig, seed: int, known: RoleScores) -> Ranking:
     assert known.groups is not None  # the configuration has their columns
     groups = calibrate_by_group(known.first, known.groups)
 
-    def rank(batch: Batch) -> np.ndarray:
+    def rank(batch: RoleScores) -> np.ndarray:
         assert batch.groups is not None
         return ranks_by_group(batch.first, batch.groups, groups, selection.direction, batch.draws(selection, seed))
 
@@ -171,7 +171,7 @@ class Calibration:
     """A method to calibrate p-values: the columns that it reads, and its p-values."""
 
     name: str
-    ranking: Callable[[SelectionConfig, int, Batch], Ranking] = _pooled
+    ranking: Callable[[SelectionConfig, int, RoleScores], Ranking] = _pooled
     grouped: bool = False  # ranks a document among those of its group
     conditional: bool = False  # valid for given calibration documents, not on average over them
 

@@ -1,8 +1,8 @@
 """Run a configured selection: calibrate on known documents, then decide on audit documents shard by shard.
 
-`answer` is a generator. For each pass over the audit shards it yields an `Ask`: a function of a shard, and a function
+`answer` is a generator. For each pass over the audit shards it yields an `Fold`: a function of a shard, and a function
 that merges two results. The merged result is sent back to it. The same code therefore runs in one process and on a
-cluster, several selections share passes (`pipeline.selection.passes`), and small audits run in memory.
+cluster, several selections share passes (`pipeline.selection.folds`), and small audits run in memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pipeline.errors import UserError
 from pipeline.selection.blocks import NONE, Blocks, Related
 from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.calibrations import calibration_of
-from pipeline.selection.passes import EMPTY, Answer, Ask, Asking, Batch, SelectionInput, together
+from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, SelectionInput, run_queries
 from pipeline.selection.procedures import procedure_of, why_unbounded
 from pipeline.selection.ranked import ranked
 from pipeline.selection.schedule import Level, Slot
 from pipeline.wording import percentage
 
 
-def answer(question: SelectionInput) -> Asking[Answer]:
+def answer(question: SelectionInput) -> Query[Answer]:
     """Decide a selection: a generator that yields the required passes and returns the answer.
 
     The answer carries its guarantee and the assumption of that guarantee.
@@ -116,13 +116,13 @@ class Scores:
         codes = self.groups.dictionary_encode().indices
         return np.asarray(codes.fill_null(-1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def batch(self, positions: np.ndarray, selection: SelectionConfig) -> Batch:
+    def batch(self, positions: np.ndarray, selection: SelectionConfig) -> RoleScores:
         """The documents at some positions, with the columns of a selection."""
         matrix = np.stack([self.columns[column][positions] for column in selection.detectors], axis=1)
         groups = None
         if self.groups is not None and calibration_of(selection.calibration).grouped:
             groups = pa.chunked_array([self.groups.take(pa.array(positions))])
-        return Batch(matrix, groups, self.keys[positions])
+        return RoleScores(matrix, groups, self.keys[positions])
 
     def related(self, positions: np.ndarray, groups: np.ndarray) -> Related:
         """What makes the documents at some positions depend on one another; `groups` are `group_numbers`."""
@@ -164,7 +164,7 @@ def answer_all(
         UserError: as `engine.answer`.
     """
 
-    def batch(role: Role, selection: SelectionConfig, kept: np.ndarray | slice = slice(None)) -> Batch:
+    def batch(role: Role, selection: SelectionConfig, kept: np.ndarray | slice = slice(None)) -> RoleScores:
         return scores.batch(roles[role][kept], selection) if role in roles else EMPTY
 
     groups, none = scores.group_numbers, np.empty(0, dtype=np.int64)
@@ -189,9 +189,9 @@ def answer_all(
         asking.append(answer(SelectionInput(selection, Level.of(selection, slot), *inputs)))
         calibrating.append(kept)
 
-    def run_pass(asks: Sequence[tuple[int, Ask]]) -> dict[int, Any]:
+    def run_pass(asks: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
         return {index: ask.of_shard(batches[index]) for index, ask in asks}
 
-    answers = together(asking, run_pass)
+    answers = run_queries(asking, run_pass)
     made = zip(answers, batches, calibrating, strict=True)
     return [Verdict(outcome, *outcome.judge(audit), kept) for outcome, audit, kept in made]

@@ -16,9 +16,17 @@ import numpy as np
 
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shares import clopper_pearson
-from pipeline.selection.thresholds import INFINITY, NO_VALUE, Moments, Threshold, bits_of, find_place, value_of
-from pipeline.selection.versions import FLOOR, LEAST_DOCUMENTS, shrinkage
-from pipeline.wording import beside
+from pipeline.selection.thresholds import (
+    INFINITY,
+    NO_VALUE,
+    Moments,
+    Threshold,
+    bit_patterns,
+    find_place,
+    pattern_value,
+)
+from pipeline.selection.version_scores import FLOOR, LEAST_DOCUMENTS, shrinkage
+from pipeline.wording import format_against
 
 GROUPS = 10
 LEAST_IN_GROUP = 10
@@ -83,14 +91,14 @@ def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, T
     last = yield from find_place(_places, lambda count: holds)
     if last is None or not last[1][0]:
         return NO_VALUE
-    return Threshold(value_of(INFINITY - last[0]), last[1][0])
+    return Threshold(pattern_value(INFINITY - last[0]), last[1][0])
 
 
 def _places(w: np.ndarray) -> list[np.ndarray]:
     """The places of positive and of negative W, large |W| first, without zeros."""
     w = np.asarray(w, dtype=np.float64)
     size = magnitudes(w)
-    return [np.uint32(INFINITY) - bits_of(size[(size > 0) & (sign * w > 0)]) for sign in (1, -1)]
+    return [np.uint32(INFINITY) - bit_patterns(size[(size > 0) & (sign * w > 0)]) for sign in (1, -1)]
 
 
 # --- the scale of W
@@ -126,7 +134,7 @@ def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]
         draws: paraphrases of each document.
     """
     last = yield from find_place(_spread_places, lambda total: lambda place, before, _: 4 * before[1] < total)
-    scale = Scale(value_of(last[0]) if last is not None else 0.0)
+    scale = Scale(pattern_value(last[0]) if last is not None else 0.0)
     if draws < 3 or not 0 < scale.median < math.inf:
         return Scale()
     moments = yield lambda spread: Moments.of(scale.about_median(spread), 0.0)
@@ -137,7 +145,7 @@ def find_scale(draws: int) -> Generator[Callable[[np.ndarray], Any], Any, Scale]
 
 def _spread_places(spread: np.ndarray) -> list[np.ndarray]:
     """The places of v, and the next places: the second kind up to a place counts the first kind before it."""
-    bits = bits_of(np.asarray(spread).astype(np.float32))
+    bits = bit_patterns(np.asarray(spread).astype(np.float32))
     return [bits, bits + np.uint32(1)]
 
 
@@ -189,7 +197,7 @@ def sign_symmetry(w: np.ndarray, draws: int = 1) -> SignSymmetry:
     outcome = Outcome.FAILED if p_value < SYMMETRY_LEVEL else Outcome.INCONCLUSIVE
     positive = int((w > 0).sum())
     low, high = clopper_pearson(positive, w.size, 0.025)
-    shown = beside(p_value, SYMMETRY_LEVEL, kind="g")
+    shown = format_against(p_value, SYMMETRY_LEVEL, kind="g")
     where = "of all" if groups == 1 else f"of the {worst + 1}. of {groups} groups by size of W, smallest first,"
     sentence = (
         f"Of {w.size} documents of known membership {positive / w.size:.0%} have a positive W (95% interval {low:.0%} "

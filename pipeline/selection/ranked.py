@@ -12,8 +12,8 @@ import numpy as np
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import Grid, RankCounts, p_values
+from pipeline.selection.folds import Answer, Basis, Fold, Judge, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import StrictAnswer
-from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import storey, storey_cut, strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, procedure_of
@@ -22,9 +22,7 @@ from pipeline.selection.step_up import minimum_selectable
 MOST_KNOWN = 1 << 62
 
 
-def ranked(
-    question: SelectionInput, deciding: Callable[[RankCounts], Asking[Decision]] | None = None
-) -> Asking[Answer]:
+def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Decision]] | None = None) -> Query[Answer]:
     """Decide by the ranks of one detector's scores with the calibration of the selection.
 
     Args:
@@ -49,8 +47,11 @@ def ranked(
 
 
 def count_ranks(
-    rank: Callable[[Batch], np.ndarray], against: int | Grid, question: SelectionInput, regridded: Grid | None = None
-) -> Asking[RankCounts]:
+    rank: Callable[[RoleScores], np.ndarray],
+    against: int | Grid,
+    question: SelectionInput,
+    regridded: Grid | None = None,
+) -> Query[RankCounts]:
     """Count the ranks of the audit documents, with quarantined ones at the last rank.
 
     Args:
@@ -67,11 +68,11 @@ def count_ranks(
         grid = regridded or (against if isinstance(against, Grid) else Grid.uniform(against))
         part = question.dependence.part(storey_cut(grid, question.selection.exact_lambda)[0])
 
-    def count(batch: Batch) -> RankCounts:
+    def count(batch: RoleScores) -> RankCounts:
         assert part is None or batch.place is not None
         return RankCounts.of(rank(batch), against, batch.place, part)
 
-    counts = yield Ask(count)
+    counts = yield Fold(count)
     counts = (counts if counts is not None else RankCounts.empty(against)).with_quarantined(question.quarantined)
     if counts.m == 0:
         raise UserError("no audit documents")
@@ -79,7 +80,7 @@ def count_ranks(
 
 
 def judge_ranks(
-    rank: Callable[[Batch], np.ndarray], against: int | Grid, last: int, batch: Batch
+    rank: Callable[[RoleScores], np.ndarray], against: int | Grid, last: int, batch: RoleScores
 ) -> tuple[np.ndarray, np.ndarray]:
     """P-values of documents, and whether their ranks are at most `last`."""
     audit_ranks = rank(batch)

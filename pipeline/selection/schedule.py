@@ -53,7 +53,7 @@ def _rounded_down(chance: Fraction) -> Fraction:
     return Fraction(whole.divide(Decimal(chance.numerator), Decimal(chance.denominator)))
 
 
-def share_of(number: int, horizon: int | None) -> Fraction:
+def alpha_share(number: int, horizon: int | None) -> Fraction:
     """The share of alpha of a scan; all shares of a schedule sum to at most 1.
 
     1 / horizon; without a horizon proportional to 1 / number^1.6, rounded down, the same on every machine.

@@ -106,12 +106,12 @@ def _count_low(places: Places, bins: Sequence[int], values: np.ndarray) -> np.nd
     return np.array([[np.bincount(kind[kind >> 16 == h] & 0xFFFF, minlength=BINS) for kind in kinds] for h in bins])
 
 
-def bits_of(values: np.ndarray) -> np.ndarray:
+def bit_patterns(values: np.ndarray) -> np.ndarray:
     """The bit patterns of non-negative float32 values, including infinity: uint32, (values,)."""
     return np.ascontiguousarray(values).view(np.uint32).ravel()
 
 
-def value_of(bits: int) -> float:
+def pattern_value(bits: int) -> float:
     """The float32 value of a bit pattern, exact; infinity for patterns from `INFINITY` upwards."""
     return float(np.uint32(min(bits, INFINITY)).view(np.float32))
 

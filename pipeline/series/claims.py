@@ -21,9 +21,9 @@ from pipeline.run.records import MANIFEST_FILE
 from pipeline.run.scored import Scored
 from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.procedures import PROCEDURES
-from pipeline.selection.schedule import Slot, share_of
+from pipeline.selection.schedule import Slot, alpha_share
 from pipeline.series import texts as wording
-from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, read_schedule, schedule_of
+from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, parse_schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry
 from pipeline.store.receipts import json_digest
@@ -70,7 +70,9 @@ def check_ledger(config: AuditConfig) -> Schedule | None:
     return schedule
 
 
-def claim_of(config: AuditConfig, scored: Scored, limit: int | None, say: Say) -> Callable[[], dict[str, Slot]] | None:
+def prepare_claim(
+    config: AuditConfig, scored: Scored, limit: int | None, say: Say
+) -> Callable[[], dict[str, Slot]] | None:
     """The claim of a scan's place in its schedule, from `claim_slots`; None for a run without a schedule."""
     if config.series is None:
         return None
@@ -105,7 +107,7 @@ def claim_slots(config: AuditConfig, scored: Scored, limit: int | None, say: Say
     def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
         schedule = _opened(config, entries, store.url)
         _check_answered(config, scored.store, schedule, store.url)
-        if schedule.scan_of(key) is not None:
+        if schedule.find_scan(key) is not None:
             return None
         _check_room(schedule, store.url)
         slot = len(schedule.scans) + 1
@@ -115,7 +117,7 @@ def claim_slots(config: AuditConfig, scored: Scored, limit: int | None, say: Say
             key=key,
             model=audited_model(config),
             selections=[selection.name for selection in config.selections],
-            share=float(share_of(slot, schedule.opening.horizon)),
+            share=float(alpha_share(slot, schedule.opening.horizon)),
             asked_before=asked_before,
             version=__version__,
             at=_now(),
@@ -125,11 +127,11 @@ def claim_slots(config: AuditConfig, scored: Scored, limit: int | None, say: Say
     known = append_entry(store, lambda entries: None)
     entries = append_entry(store, make)
     schedule = _opened(config, entries, store.url)
-    scan = schedule.scan_of(key)
+    scan = schedule.find_scan(key)
     assert scan is not None
     for line in _lines(schedule, scan, scan.entry >= len(known), scored.store.url, limit):
         say(f"series: {line}")
-    return dict.fromkeys(scan.claim.selections, slot_of(schedule, scan))
+    return dict.fromkeys(scan.claim.selections, scan_slot(schedule, scan))
 
 
 def file_result(config: AuditConfig, scored: Scored, limit: int | None, summaries: Iterable[Summary], say: Say) -> None:
@@ -152,7 +154,7 @@ def file_result(config: AuditConfig, scored: Scored, limit: int | None, summarie
     filed: list[Filing] = []
 
     def make(entries: Sequence[LedgerEntry]) -> dict[str, Any] | None:
-        scan = _opened(config, entries, store.url).scan_of(key)
+        scan = _opened(config, entries, store.url).find_scan(key)
         if scan is None:
             raise UserError(f"ledger {store.url} has lost the claim of this scan: put its latest entries back")
         filed[:] = [] if scan.filing is None else [scan.filing]
@@ -190,14 +192,14 @@ def _code_of_procedures(config: AuditConfig) -> dict[str, str]:
     return code_digests(imported(config.import_), sorted(modules)) if modules != {BUILT_IN} else {}
 
 
-def slot_of(schedule: Schedule, scan: Scan) -> Slot:
+def scan_slot(schedule: Schedule, scan: Scan) -> Slot:
     """The exact level of a scan.
 
     Raises:
         UserError: another version of the program divided alpha differently.
     """
     number, opening = scan.claim.slot, schedule.opening
-    share = share_of(number, opening.horizon)
+    share = alpha_share(number, opening.horizon)
     if float(share) != scan.claim.share:
         raise UserError(
             f"scan {number} was claimed by seenset {scan.claim.version} with {scan.claim.share:g} of alpha, and this "
@@ -209,7 +211,7 @@ def slot_of(schedule: Schedule, scan: Scan) -> Slot:
 def next_slot(series: SeriesConfig, schedule: Schedule | None) -> Slot:
     """The place that a scan would get if it were claimed now."""
     number = 1 if schedule is None else len(schedule.scans) + 1
-    return Slot(number, Fraction(repr(series.alpha)), share_of(number, series.horizon))
+    return Slot(number, Fraction(repr(series.alpha)), alpha_share(number, series.horizon))
 
 
 def _opening(series: SeriesConfig | None) -> Opening:
@@ -219,7 +221,7 @@ def _opening(series: SeriesConfig | None) -> Opening:
 
 def _opened(config: AuditConfig, entries: Sequence[LedgerEntry], url: str) -> Schedule:
     """The schedule of these entries, checked against the configuration."""
-    schedule = schedule_of(entries, url)
+    schedule = parse_schedule(entries, url)
     if schedule is None or config.series is None:
         raise UserError(f"ledger {url} is empty now, and was not before: put its entries back")
     _check_opening(config.series, schedule.opening, url)
@@ -295,7 +297,7 @@ def _lines(schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | N
     number, others = scan.claim.slot, [other for other in schedule.scans if other is not scan]
     if not fresh:
         return [wording.kept(schedule.place(number), None if scan.claim.run == run else scan.claim.run)]
-    lines = [wording.claimed(schedule.place(number), float(slot_of(schedule, scan).level))]
+    lines = [wording.claimed(schedule.place(number), float(scan_slot(schedule, scan).level))]
     if earlier := [other.claim.slot for other in others if other.claim.run == run]:
         lines.append(wording.other_places(earlier))
     if scan.claim.asked_before:

@@ -36,7 +36,7 @@ class Opening(VersionedRecord):
     @model_validator(mode="before")
     @classmethod
     def _of_0_10(cls, value: Any) -> Any:
-        """Read the opening of version 0.10, which recorded the rule `spend`; `schedule_of` refuses its other rules."""
+        """Read the opening of version 0.10, which recorded the rule `spend`; `parse_schedule` refuses others."""
         if not isinstance(value, dict) or value.get("rule") != "spend":
             return value
         return {key: one for key, one in value.items() if key != "rule"}
@@ -145,7 +145,7 @@ class Schedule:
         """The scans with a result, in the order of filing."""
         return sorted((scan for scan in self.scans if scan.filing is not None), key=lambda scan: scan.filed)
 
-    def scan_of(self, key: str) -> Scan | None:
+    def find_scan(self, key: str) -> Scan | None:
         """The scan with this key; None where it has no place."""
         return next((scan for scan in self.scans if scan.claim.key == key), None)
 
@@ -164,10 +164,10 @@ def read_schedule(store: Store) -> Schedule | None:
     Raises:
         UserError: the errors of `read_ledger`, or an entry that is not of a schedule or is out of order.
     """
-    return schedule_of(read_ledger(store), store.url)
+    return parse_schedule(read_ledger(store), store.url)
 
 
-def schedule_of(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
+def parse_schedule(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
     """As `read_schedule`, for entries in memory.
 
     Args:

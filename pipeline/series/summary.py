@@ -26,7 +26,7 @@ from pipeline.run.records import Record, VersionedRecord
 from pipeline.run.status import made_answer
 from pipeline.run.summary import read_summary
 from pipeline.selection.guarantees import ConclusionValue
-from pipeline.selection.schedule import share_of
+from pipeline.selection.schedule import alpha_share
 from pipeline.series import texts as wording
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
 from pipeline.series.texts import new_on_list, unread_earlier, unread_list
@@ -326,7 +326,7 @@ def _why(answer: FiledSelection, claim: Claim, schedule: Schedule) -> wording.Do
     if answer.guarantee != "finite-sample":
         return answer.guarantee
     if (opening.horizon is not None and claim.slot > opening.horizon) or claim.share > float(
-        share_of(claim.slot, opening.horizon)
+        alpha_share(claim.slot, opening.horizon)
     ):
         return "share"
     return "level" if answer.alpha > float(_level(opening.alpha, claim)) * (1 + 1e-9) else None

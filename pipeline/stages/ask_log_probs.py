@@ -27,7 +27,7 @@ from pipeline.endpoint.log_probs import (
     Way,
     answer_in,
     form_of_answers,
-    log_probs_of,
+    read_log_probs,
 )
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
@@ -41,7 +41,7 @@ from pipeline.stages.base import (
     SharedEndpoint,
     Stage,
     StageKind,
-    Wanted,
+    StagePlan,
     rows_schema,
 )
 from pipeline.stages.sample import ENDPOINT_WINDOW
@@ -125,7 +125,7 @@ class EndpointReader:
         try:
             request = PromptRequest(text, form.way, generated)
             values = await ask_prompt(
-                shared.client, request, lambda answer: log_probs_of(answer, text, form), question.spent, question.book
+                shared.client, request, lambda answer: read_log_probs(answer, text, form), question.spent, question.book
             )
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
@@ -248,7 +248,7 @@ def _check(config: AuditConfig) -> list[str]:
             form, _ = await find_form(stage, endpoint, Usage())
         return _sentence(stage.settings.model, form)
 
-    stages = {stage.settings.model: stage for stage in _stages(Wanted(config), ())}
+    stages = {stage.settings.model: stage for stage in _stages(StagePlan(config), ())}
     return [asyncio.run(check(stage)) for stage in stages.values()]
 
 
@@ -263,26 +263,26 @@ def _sentence(model: EndpointConfig, form: AnswerForm) -> str:
     return f"note: {head} whose tokens have no texts to compare with the prompt: {rest}"
 
 
-def _model_of(needed: Pass, config: AuditConfig) -> AnyModel | None:
+def _needed_model(needed: Pass, config: AuditConfig) -> AnyModel | None:
     return config.model if needed.model == "target" else config.reference_model
 
 
 def _serves(needed: Pass, config: AuditConfig) -> bool:
-    return needed.kind == "forward" and isinstance(_model_of(needed, config), EndpointConfig)
+    return needed.kind == "forward" and isinstance(_needed_model(needed, config), EndpointConfig)
 
 
-def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     return [_stage(wanted, needed) for needed in wanted.passes if _serves(needed, wanted.config)]
 
 
-def _stage(wanted: Wanted, needed: Pass) -> Stage:
-    model = _model_of(needed, wanted.config)
+def _stage(wanted: StagePlan, needed: Pass) -> Stage:
+    model = _needed_model(needed, wanted.config)
     assert isinstance(model, EndpointConfig)
     settings = LogProbSettings(model, needed, wanted.config.max_tokens)
     columns = [
         detector.column
         for detector in wanted.detectors
-        if any(p.kind == "forward" and _model_of(p, wanted.config) == model for p in detector.needs)
+        if any(p.kind == "forward" and _needed_model(p, wanted.config) == model for p in detector.needs)
     ]
     return wanted.stage(
         settings.folder,
@@ -297,7 +297,7 @@ def _stage(wanted: Wanted, needed: Pass) -> Stage:
 
 def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
     """One request for each pass; the endpoint generates one token."""
-    return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(Wanted(config), ())]
+    return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(StagePlan(config), ())]
 
 
 KIND = StageKind("log_probs", "log_probs", _stages, _check, _questions, asks=True)

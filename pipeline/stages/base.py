@@ -33,7 +33,7 @@ from pipeline.models.devices import CPU, Device, check_device, compute_as
 from pipeline.models.load import count_parameters
 from pipeline.models.sharing import Opened, SharedModels
 from pipeline.models.unchanged import Marks, ModelDigests, check_same_files, is_a_path
-from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, budget_of, shape_of
+from pipeline.passes.budget import CPU_BUDGET, Budget, Card, Shape, pass_budget, read_shape
 from pipeline.stages.audited_texts import AGAINST, AuditedTexts
 from pipeline.stages.prefixes import Prefixes
 from pipeline.store.files import Store
@@ -87,7 +87,7 @@ class Placement:
         """
         if self.shared is None:
             return opener(config, gpus=self.gpus)
-        return self.shared.copy_of(opener, config, self.gpus)
+        return self.shared.copy_model(opener, config, self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StagePlan:
     """The requirements of a run for its stages, from the configuration."""
 
     config: AuditConfig
@@ -389,7 +389,7 @@ class StageKind:
 
     name: str  # name of its stages, or their prefix before a slash
     folder: str  # folder of their files, or its prefix
-    stages: Callable[[Wanted, Sequence[Stage]], Sequence[Stage]]  # required stages; they may read earlier ones
+    stages: Callable[[StagePlan, Sequence[Stage]], Sequence[Stage]]  # required stages; they may read earlier ones
     check: Callable[[AuditConfig], Sequence[str]] = (
         lambda config: ()
     )  # called before weights are read; returns lines for the user; raises UserError
@@ -404,7 +404,7 @@ class StageKind:
 def least_budget(shapes: Sequence[Shape], card: Card, length: int) -> Budget:
     """The budget that fits for each of the models that share a GPU; 0 if there is no memory for a batch."""
     budgets = [
-        budget_of(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
+        pass_budget(shape, card, length, [*shapes[:index], *shapes[index + 1 :]]) for index, shape in enumerate(shapes)
     ]
     return Budget(*(min(getattr(each, name) for each in budgets) for name in ("forward", "gradient", "cache")))
 
@@ -417,4 +417,4 @@ def model_shape(model: ModelConfig) -> Shape:
     """
     source = locate(model, weights=False)
     loaded = read_model_config(model, source, "any")
-    return shape_of(loaded, dtype_name(model, source, loaded), count_parameters(model), model.quantization)
+    return read_shape(loaded, dtype_name(model, source, loaded), count_parameters(model), model.quantization)

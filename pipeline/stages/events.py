@@ -133,7 +133,7 @@ class Tick:
 Event = Receipt | Failure | Advance | Answered | Ready | Remark | Tick
 
 
-def failure_of(shard: Shard, raised: Exception | SystemExit) -> Failure:
+def failure_event(shard: Shard, raised: Exception | SystemExit) -> Failure:
     """The failure event of an exception."""
     error = instead_of_exit(raised)
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

@@ -20,7 +20,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import FullError, StopError, instead_of_exit
 from pipeline.models.sharing import SharedModels
 from pipeline.stages.base import Placement, Stage
-from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick, failure_of
+from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Tick, failure_event
 from pipeline.stages.worker import ShardStream
 from pipeline.store.attempts import LOCAL_DRIVER, interrupted_work
 from pipeline.store.files import Store
@@ -141,7 +141,7 @@ class _Pool:
             for shard, result in stream.finish(self.take):
                 if isinstance(result, (FullError, StopError)):  # affects all other shards
                     raise result
-                self.events.put(result if isinstance(result, Receipt) else failure_of(shard, result))
+                self.events.put(result if isinstance(result, Receipt) else failure_event(shard, result))
         except _Stopped:
             return
         except BaseException as error:  # raised by the driver's thread

@@ -9,18 +9,18 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig, ParaphraserConfig, weights_of
+from pipeline.config.models import ModelConfig, ParaphraserConfig, as_model_config
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
-from pipeline.detectors.registry import draws_of
+from pipeline.detectors.registry import count_draws
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.generate import Sampling
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
 from pipeline.passes.parts import PassSizes
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, Wanted, Window, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, StagePlan, Window, rows_schema
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
@@ -60,7 +60,7 @@ def _check(config: AuditConfig) -> tuple[()]:
     if paraphraser is None:
         return ()
     check_model(paraphraser, "rewriter")
-    if _place(paraphraser) == _place(weights_of(config.model)):
+    if _place(paraphraser) == _place(as_model_config(config.model)):
         raise UserError(f"paraphraser {paraphraser.shown} {AUDITED_ITSELF}")
     return ()
 
@@ -69,18 +69,18 @@ def _place(model: ModelConfig) -> tuple[str | None, ...]:
     return model.path, model.revision, model.gguf_file, model.adapter
 
 
-def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     """The stage of the paraphrases that the detectors read.
 
     Raises:
-        UserError: the paraphraser is the audited model, whose paraphrases reveal what it knows; or as `Wanted.budget`.
+        UserError: the paraphraser is the audited model, whose paraphrases reveal what it knows; as `StagePlan.budget`.
     """
-    config, draws = wanted.config, draws_of(wanted.detectors)
+    config, draws = wanted.config, count_draws(wanted.detectors)
     if not draws:
         return []
     assert config.paraphraser is not None
     settings = ParaphraserSettings(
-        weights_of(config.model),
+        as_model_config(config.model),
         config.paraphraser,
         drawing(config.paraphraser),
         draws,

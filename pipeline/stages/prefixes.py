@@ -139,7 +139,7 @@ def given_ids(texts: Sequence[str], beginning: int | None, joined: bool) -> tupl
     return ([[*ids[0], *itertools.chain(*bare[1:])]] if joined else ids), bare
 
 
-def rarity_of(sequences: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
+def token_rarity(sequences: Sequence[Sequence[int]], vocabulary: int) -> np.ndarray:
     """ln(1 / f) of each token id in known documents, f = (count + 1) / (tokens + vocabulary): float64, > 0.
 
     Args:

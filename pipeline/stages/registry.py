@@ -11,7 +11,7 @@ from pipeline import stages as package
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
-from pipeline.stages.base import Questions, SharedEndpoint, Stage, StageKind, Wanted
+from pipeline.stages.base import Questions, SharedEndpoint, Stage, StageKind, StagePlan
 from pipeline.store.files import Store
 
 
@@ -28,7 +28,7 @@ ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
 """Kind of stage that uses endpoints -> folder of its answers."""
 
 
-def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
+def plan_stages(wanted: StagePlan | AuditConfig) -> tuple[Stage, ...]:
     """The stages of an audit; the last one scores and reads the rows of the others.
 
     Args:
@@ -38,14 +38,14 @@ def stages_of(wanted: Wanted | AuditConfig) -> tuple[Stage, ...]:
         UserError: a model's file is missing, the paraphraser is the audited model, or a model leaves no memory for a
             batch on the device.
     """
-    wanted = wanted if isinstance(wanted, Wanted) else Wanted(wanted)
+    wanted = wanted if isinstance(wanted, StagePlan) else StagePlan(wanted)
     made: list[Stage] = []
     for kind in STAGES:
         made += kind.stages(wanted, tuple(made))
     return tuple(made)
 
 
-def endpoint_of(stage: Stage, store: Store) -> SharedEndpoint:
+def open_endpoint(stage: Stage, store: Store) -> SharedEndpoint:
     """A client of the endpoint of a stage, with the usage of earlier calls of the run.
 
     Args:
@@ -69,7 +69,7 @@ def check_stages(config: AuditConfig) -> list[str]:
     return [line for kind in STAGES for line in kind.check(config)]
 
 
-def questions_of(config: AuditConfig, text_bytes: float) -> list[Questions]:
+def request_sizes(config: AuditConfig, text_bytes: float) -> list[Questions]:
     """Size of the requests to endpoints for an average document.
 
     Args:

@@ -23,7 +23,7 @@ from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued
-from pipeline.detectors.registry import sampled_of
+from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.models.load import LanguageModel, open_model
@@ -39,7 +39,7 @@ from pipeline.stages.base import (
     Questions,
     Stage,
     StageKind,
-    Wanted,
+    StagePlan,
     Window,
     rows_schema,
 )
@@ -108,7 +108,7 @@ def draws_of_row(number: int, output: Output) -> list[str]:
     return texts
 
 
-def task_of(stage: Stage, document: Document, kept: int, output: Output) -> Task | None:
+def make_task(stage: Stage, document: Document, kept: int, output: Output) -> Task | None:
     """The task of a document; None if it has too few words and is refused.
 
     Args:
@@ -181,7 +181,7 @@ class Sampler:
         limit = min(self.settings.max_tokens, self.lm.max_tokens or self.settings.max_tokens)
         tokens = tokenize(self.lm.tokenizer, [document.text for document in missing], limit)
         tasks = [
-            task_of(self.stage, document, entry.kept, output) for document, entry in zip(missing, tokens, strict=True)
+            make_task(self.stage, document, entry.kept, output) for document, entry in zip(missing, tokens, strict=True)
         ]
         return [Entry(task.document, 0, task) for task in tasks if task is not None]
 
@@ -267,7 +267,7 @@ class EndpointSampler:
             texts = inputs.get((document.row, text_digest(document.text))) or filed
             if len(filed) >= self.settings.draws:  # additional draws may be needed later
                 output.rows[document.row]["continuations"] = texts
-            elif (task := task_of(self.stage, document, kept, output)) is not None:
+            elif (task := make_task(self.stage, document, kept, output)) is not None:
                 entries.append(Entry(document, 0, (task, texts)))
         return entries
 
@@ -344,7 +344,7 @@ class EndpointSampler:
 # --- requirements of a configuration
 
 
-def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     endpoint = wanted.config.model if isinstance(wanted.config.model, EndpointConfig) else None
     return [
         wanted.stage(
@@ -360,9 +360,9 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
     ]
 
 
-def _settings(wanted: Wanted) -> list[SampleSettings]:
+def _settings(wanted: StagePlan) -> list[SampleSettings]:
     """The continuations that the detectors read, drawn on a device or by an endpoint."""
-    config, samples = wanted.config, sampled_of(wanted.detectors)
+    config, samples = wanted.config, needed_continuations(wanted.detectors)
     place: tuple[str, int] | tuple[()] = ()
     if samples and not isinstance(config.model, EndpointConfig):
         place = wanted.device.mark, wanted.budget(config.model).cache
@@ -377,7 +377,7 @@ def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
     if not isinstance(model, EndpointConfig):
         return questions
     instruction = len(model.instruction) if model.api == "chat" else 0
-    for samples in _settings(Wanted(config)):
+    for samples in _settings(StagePlan(config)):
         requests, ratio = math.ceil(samples.draws / model.choices), samples.continued.prefix_ratio
         limit = token_limit(round((1 - ratio) * text_bytes), samples.continued)
         questions.append(

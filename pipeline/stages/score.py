@@ -22,7 +22,7 @@ from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
-from pipeline.detectors.registry import DetectorChoice, PluginCode, draws_of
+from pipeline.detectors.registry import DetectorChoice, PluginCode, count_draws
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
@@ -31,19 +31,19 @@ from pipeline.models.tokens import (
     Tokens,
     check_same_tokens,
     count_words,
-    difference_of,
     open_tokenizer,
     plain_ids,
     repeated,
     tokenize,
+    tokenizer_difference,
 )
 from pipeline.passes.forward import TokenStatistics, from_log_probs, in_one_copy, restricted, to_device
-from pipeline.passes.gradient import coverage_of
+from pipeline.passes.gradient import gradient_coverage
 from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
 from pipeline.passes.shared import HeldPrefixes
 from pipeline.passes.statistics import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
-from pipeline.stages.prefixes import Prefixes, rarity_of
+from pipeline.stages.prefixes import Prefixes, token_rarity
 from pipeline.stages.process import read_rows
 from pipeline.store.files import Store
 
@@ -60,7 +60,7 @@ CPU, and few enough that a GPU does not wait for the first window."""
 CHARACTERS_OF_TOKEN = 4
 
 
-def window_of(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Window:
+def batch_window(batch_tokens: int, device: str, max_tokens: int, draws: int) -> Window:
     """The window of about `WINDOW_BATCHES` batches, estimated by characters.
 
     Args:
@@ -144,7 +144,7 @@ class _Prepared:
     places: Mapping[Prefix, int] = field(default_factory=dict)  # index of its document in each prefix
 
 
-def pair_of(detectors: Sequence[Detector], token_ids: bool) -> str | None:
+def same_token_pair(detectors: Sequence[Detector], token_ids: bool) -> str | None:
     """The first detector that gives target and reference the same tokens; for token ids every such pair does."""
     same = {d.column: d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs)) for d in detectors}
     return next((column for column, alike in same.items() if alike), None)
@@ -168,7 +168,7 @@ class Scorer:
         passes = plan_passes(self.detectors)
         run = {p: read for p, read in passes.items() if p.kind in ("forward", "gradient")}
         self.passes = {p: read for p, read in run.items() if p not in self.answers}
-        self.draws = draws_of(self.detectors)
+        self.draws = count_draws(self.detectors)
         gradient = any(p.kind == "gradient" for p in self.passes)
         placement.set_up(settings.device, gradient)
         self.models: dict[str, LanguageModel] = {}
@@ -181,13 +181,13 @@ class Scorer:
         if any(p.model == "reference" for p in self.passes):
             assert isinstance(settings.reference_model, ModelConfig)
             self.models["reference"] = placement.open(open_model, settings.reference_model)
-        self.pair = pair_of(self.detectors, self.reads_ids)
+        self.pair = same_token_pair(self.detectors, self.reads_ids)
         if self.pair is not None:
             assert settings.reference_model is not None
             names = (display_name(settings.model), display_name(settings.reference_model))
             check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair, self.reads_ids)
         tokenizers = [lm.tokenizer for lm in self.models.values()]
-        self.alike = len(tokenizers) == 2 and difference_of(*tokenizers) is None
+        self.alike = len(tokenizers) == 2 and tokenizer_difference(*tokenizers) is None
         self.base = stage.fingerprint["model"]
         self.shown = display_name(settings.model)
         self.adapters: Adapters | None = None  # the folder of the run is known with the first shard
@@ -196,14 +196,14 @@ class Scorer:
         self.prefixes = {prefix: some for prefix, some in shots.items() if not prefix.counted}
         self.parts: defaultdict[str, PassSizes] = defaultdict(PassSizes)  # by kind of pass and model
         self.held: defaultdict[Pass, HeldPrefixes] = defaultdict(HeldPrefixes)
-        self.gradient = asdict(coverage_of(self.models["target"].model)) if gradient else None
+        self.gradient = asdict(gradient_coverage(self.models["target"].model)) if gradient else None
         self.rows = {name: embedding_rows(lm.model) for name, lm in self.models.items()}
         for prefix, some in shots.items():
             if (problem := unknown_id([one for ids in some.ids for one in ids], self.rows["target"])) is not None:
                 raise UserError(f"{prefix.named}: {problem}")
         counted = {prefix: some.ids for prefix, some in shots.items() if prefix.counted}
         self.rarity = {
-            prefix: to_device(torch.from_numpy(rarity_of(ids, self.rows["target"])), self.models["target"].device)
+            prefix: to_device(torch.from_numpy(token_rarity(ids, self.rows["target"])), self.models["target"].device)
             for prefix, ids in counted.items()
         }
         limits = [m.max_tokens for m in self.models.values() if m.max_tokens is not None]
@@ -211,7 +211,7 @@ class Scorer:
         device = "cuda" if placement.gpus else "cpu"
         self.batch_tokens = settings.batch_tokens
         self.batch_size = BatchSize(settings.batch_tokens, PADDING_TOKENS[device])
-        self.window = window_of(settings.batch_tokens, device, self.max_tokens, self.draws)
+        self.window = batch_window(settings.batch_tokens, device, self.max_tokens, self.draws)
 
     def open(self, shard: Shard, store: Store, output: Output) -> Inputs:
         """The rows of the earlier stages; with the first shard, the adapters of the run."""

@@ -15,24 +15,24 @@ from pipeline.config.training import AdapterConfig
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_KIND
-from pipeline.corpus.pictures import PICTURE_SKETCH_KIND
+from pipeline.corpus.picture_files import PICTURE_SKETCH_KIND
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Evidence, Pass
 from pipeline.detectors.camia import COPIES
-from pipeline.detectors.registry import DetectorChoice, adapters_of, parse_detectors, plugin_code
+from pipeline.detectors.registry import DetectorChoice, needed_adapters, parse_detectors, plugin_code
 from pipeline.models.tokens import Tokens, check_same_tokens, open_tokenizer, repeated
 from pipeline.passes.budget import Budget
 from pipeline.passes.forward import in_one_copy
 from pipeline.stages import SCORE_FOLDER, SCORING
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, Wanted, Window, Worker
-from pipeline.stages.pictures import PictureScorer
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, StagePlan, Window, Worker
+from pipeline.stages.picture_scoring import PictureScorer
 from pipeline.stages.score import (
     WINDOW_CHARACTERS,
     WINDOW_DOCUMENTS,
     Scorer,
     ScoreSettings,
     file_scores,
-    pair_of,
+    same_token_pair,
     score_schema,
 )
 from pipeline.stages.score_versions import VersionScorer, versions_schema
@@ -41,11 +41,11 @@ from pipeline.store.files import Store
 _GRADIENT_COST = 3.0  # in forward passes
 
 
-def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     config, detectors = wanted.config, wanted.detectors
     reference = config.reference_model if any(p.model == "reference" for p in wanted.passes) else None
     budget = _budget(wanted, wanted.budget(config.model, reference))
-    described = {name: _settings_of(config.fsd.adapter(name)) for name in adapters_of(detectors)} or None
+    described = {name: _adapter_settings(config.fsd.adapter(name)) for name in needed_adapters(detectors)} or None
     settings = ScoreSettings(
         config.model,
         reference,
@@ -65,14 +65,14 @@ def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
         folder=SCORE_FOLDER,
         schema=score_schema(columns) if config.corpus.versions is None else versions_schema(columns),
         settings=settings,
-        make=_scorer_of(config.corpus),
+        make=_make_scorer(config.corpus),
         reads=tuple(earlier),
         quarantines=True,
     )
     return [stage]
 
 
-def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
+def _make_scorer(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
     """The worker that scores the documents of a corpus."""
     if corpus.scores is not None:
         return ColumnScorer
@@ -83,7 +83,7 @@ def _scorer_of(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
     return PictureScorer if corpus.has_pictures else Scorer
 
 
-def _budget(wanted: Wanted, budget: Budget) -> Budget:
+def _budget(wanted: StagePlan, budget: Budget) -> Budget:
     """The sizes of batches: configured, or else from `budget`."""
     tokens = wanted.config.resources.batch_tokens
     if tokens == "auto":
@@ -91,7 +91,7 @@ def _budget(wanted: Wanted, budget: Budget) -> Budget:
     return replace(budget, forward=tokens, gradient=min(tokens, budget.gradient) if wanted.device.gpus else tokens)
 
 
-def _settings_of(adapter: AdapterConfig) -> dict[str, Any]:
+def _adapter_settings(adapter: AdapterConfig) -> dict[str, Any]:
     """The settings of an adapter, without the local path of its corpus."""
     settings = adapter.model_dump(mode="json")
     if adapter.corpus is not None and adapter.corpus.path is not None:
@@ -110,7 +110,7 @@ def _gradient(entry: Mapping[str, Any]) -> float:
 
 def _check(config: AuditConfig) -> tuple[()]:
     """Check that the tokenizers of two models agree if a detector gives them the same tokens. Raises UserError."""
-    pair = pair_of(parse_detectors(config.detectors), config.corpus.has_ids)
+    pair = same_token_pair(parse_detectors(config.detectors), config.corpus.has_ids)
     if pair is not None:
         assert isinstance(config.model, ModelConfig)
         assert isinstance(config.reference_model, ModelConfig)

@@ -22,7 +22,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
 from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.tokens import pieces_of, tokenize
+from pipeline.models.tokens import split_into_pieces, tokenize
 from pipeline.passes.parts import PassSizes, forward_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSettings
@@ -65,7 +65,7 @@ class TokenReader:
             if problem is not None:
                 output.refuse(document, Reason.MODEL_ERROR, problem)
                 continue
-            pieces = pieces_of(self.lm.tokenizer, document.text, tokens.ids, tokens.kept)
+            pieces = split_into_pieces(self.lm.tokenizer, document.text, tokens.ids, tokens.kept)
             entries.append(Entry(replace(document, text=""), len(tokens.ids), (scored.key, tokens.ids, pieces)))
         return entries
 

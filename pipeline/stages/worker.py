@@ -185,9 +185,9 @@ class ShardStream:
                 yield _Item()  # wait until the previous shard is finished
                 if (shard := take(False)) is None:
                     return
-            yield from self._items_of(shard)
+            yield from self._read_items(shard)
 
-    def _items_of(self, shard: Shard) -> Iterator[_Item]:
+    def _read_items(self, shard: Shard) -> Iterator[_Item]:
         try:
             if receipt := read_receipt(self.store, self.stage.name, shard.id):
                 forget_attempts(self.store, self.stage.name, shard.id)  # of a worker that died after its receipt
@@ -338,7 +338,7 @@ def prepare(worker: Worker, documents: list[Document], inputs: Any, output: Outp
     return entries
 
 
-def refusal_of(error: BaseException) -> tuple[str, str]:
+def refusal_reason(error: BaseException) -> tuple[str, str]:
     """Reason and message of a document whose processing raised an error."""
     if isinstance(error, SystemExit):
         return Reason.MODEL_ERROR, f"sys.exit({error.code!r}) was called"[:_MESSAGE_CHARACTERS]
@@ -356,7 +356,7 @@ def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) ->
         raise
     except (Exception, SystemExit) as error:  # any exception of a tokenizer, model or detector refuses the text
         check_lost(error)
-        refusal = refusal_of(error)
+        refusal = refusal_reason(error)
     if len(items) == 1:
         output.refuse(getattr(items[0], "document", items[0]), *refusal)
         return

@@ -87,7 +87,7 @@ class RunLock:
         """The run directory; changes raise once another driver has taken it over."""
         self.owner = uuid.uuid4().hex
         self.lost = threading.Event()
-        self._flock = _flock_of(store)
+        self._flock = _local_flock(store)
         self._number = self._beats = 0
         self._say = say
         self._confirmed = 0.0
@@ -264,7 +264,7 @@ def lock_is_live(store: Store) -> bool:
         if _is_gone(holder):
             return False
         with contextlib.suppress(UserError):  # a read-only directory
-            if holder.flock and (flock := _flock_of(store)) is not None:
+            if holder.flock and (flock := _local_flock(store)) is not None:
                 if free := _acquire(flock, store):
                     _release(flock)
                 return not free
@@ -314,7 +314,7 @@ def _name(holder: Holder | None) -> str:
     return "another driver" if holder is None else f"process {holder.pid} on {holder.host}"
 
 
-def _flock_of(store: Store) -> FileLock | None:
+def _local_flock(store: Store) -> FileLock | None:
     """The file lock of a run directory; None if its file system is not known to be local."""
     try:
         mounts = psutil.disk_partitions(all=True) if store.local else []

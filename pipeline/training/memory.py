@@ -220,7 +220,7 @@ def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, lo
     Raises:
         UserError: `recompute` is set for a model whose layers cannot be recomputed.
     """
-    if config.recompute and not layers_of(model):
+    if config.recompute and not recomputed_layers(model):
         raise UserError(f"recompute: {type(_causal_model(model)).__name__} has no layers that torch can compute again")
     if model.device.type == "cpu":
         return PassSize(config.pass_tokens or CPU_PASS_TOKENS, bool(config.recompute))
@@ -233,7 +233,7 @@ def pass_size(model: Any, documents: Sequence[Sized], config: FinetuneConfig, lo
 
     recomputes = config.recompute
     if recomputes is None:
-        recomputes = bool(layers_of(model)) and len(longest) * kept(False) > PASS_BYTES
+        recomputes = bool(recomputed_layers(model)) and len(longest) * kept(False) > PASS_BYTES
     if config.pass_tokens is not None:
         return PassSize(config.pass_tokens, recomputes)
     fitting = int(PASS_BYTES // max(1.0, kept(recomputes)))
@@ -285,7 +285,7 @@ def bytes_kept(model: Any, config: FinetuneConfig, recomputes: bool, read: Calla
     return sum(sizes.values())
 
 
-def layers_of(model: Any) -> list[Any]:
+def recomputed_layers(model: Any) -> list[Any]:
     """The layers of a model that can be recomputed separately."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -298,7 +298,7 @@ def recomputed(model: Any, wanted: bool) -> Iterator[None]:
 
     transformers supports this only in training mode, in which dropout makes weights depend on the split of a batch.
     """
-    layers = layers_of(model) if wanted else []
+    layers = recomputed_layers(model) if wanted else []
     before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(_run_again, layer.forward)
@@ -338,7 +338,7 @@ def arithmetic(model: Any, config: FinetuneConfig) -> Any:
     return torch.autocast(model.device.type, dtype=getattr(torch, config.dtype), enabled=config.dtype != "float32")
 
 
-def passes_of(documents: Sequence[Item], most_tokens: int | None) -> Iterator[list[Item]]:
+def split_passes(documents: Sequence[Item], most_tokens: int | None) -> Iterator[list[Item]]:
     """Split documents into passes of at most `most_tokens` including padding, or of one document; None: one pass."""
     some: list[Item] = []
     for document in documents:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.training import FinetuneConfig
-from pipeline.corpus.pictures import open_picture
+from pipeline.corpus.picture_files import open_picture
 from pipeline.errors import UserError, error_line, panics_as_errors
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.devices import BUILDING
@@ -35,7 +35,7 @@ from pipeline.models.lengths import length_rule
 from pipeline.models.load import RECORD, adapter_record
 from pipeline.models.merging import refuse_layers_of_adapter
 from pipeline.models.opened import LanguageModel, embedding_rows, unknown_id
-from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
+from pipeline.models.picture_prompts import caption_ids, padded_prompts, picture_prompt
 from pipeline.store.files import whole
 from pipeline.training.adapter import adapter_config, orthogonality
 from pipeline.training.memory import (
@@ -46,8 +46,8 @@ from pipeline.training.memory import (
     explained,
     loss_of_tokens,
     pass_size,
-    passes_of,
     recomputed,
+    split_passes,
     typed,
 )
 from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates, ZeroUpdates
@@ -433,7 +433,7 @@ def _accumulate(updates: Updates | ZeroUpdates, batch: Sequence[Any], size: Pass
         (some, bool(documents))
         for group in rule.groups(batch)
         for documents in [group[processes.rank :: processes.size]]
-        for some in passes_of(documents or group[:1], size.tokens)
+        for some in split_passes(documents or group[:1], size.tokens)
     ]
     for number, (some, counts) in enumerate(passes, 1):
         with rule.alone():

@@ -13,11 +13,11 @@ from rich.table import Table
 from pipeline.answers.collection import Collection, bound_of_blocks, depends
 from pipeline.answers.detection import UNDEFINED
 from pipeline.answers.verdict import LEVEL
-from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
+from pipeline.report.tables import Row, cell, labels, of_numbers, setting_rows, shown, spread
 from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.repeats import Pool, by_model, estimate_of, repeats
+from pipeline.trial.repeats import Pool, by_model, mean_estimate, repeats
 from pipeline.trial.texts import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 
 COLLECTIONS = ("audited", "never trained on")
@@ -100,7 +100,7 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
     model = measured["model"].to_numpy()
     counted = measured["at_least"].null_count == 0
     at_least = measured["at_least"].to_numpy() if counted else np.zeros(len(measured))
-    by_count = estimate_of(by_model((at_least > 0).astype(np.float64), model)) if counted else UNDEFINED
+    by_count = mean_estimate(by_model((at_least > 0).astype(np.float64), model)) if counted else UNDEFINED
     p_values = measured["p_value"].fill_null(1.0).to_numpy()  # a repeat without a test counts as not shown
     models = np.unique(model).size
     return {
@@ -116,7 +116,7 @@ def _row(settings: Mapping[str, Any], name: str, measured: pa.Table) -> Row:
         "at_least": float(at_least.mean()) if counted else None,
         **spread("by_count", by_count),
         "p_median": float(np.median(p_values)),
-        **spread("by_test", estimate_of(by_model((p_values <= LEVEL).astype(np.float64), model))),
+        **spread("by_test", mean_estimate(by_model((p_values <= LEVEL).astype(np.float64), model))),
     }
 
 
@@ -125,7 +125,7 @@ def collection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     names = ("audited", "trained in", "selected", "repeats without any", "at least (count)", "count shows it")
     figures = of_numbers(*names, "median p", TEST_SHOWS)
     table = Table(*labels(settings), "collection", *figures, title=f"{COLLECTIONS_TITLE} {interval_scope(rows)}")
-    for head, row in blocks_of(table, rows, settings):
+    for head, row in setting_rows(table, rows, settings):
         table.add_row(
             *head,
             row["collection"],

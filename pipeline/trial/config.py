@@ -183,7 +183,7 @@ def build_trial(data: dict[str, Any], overrides: Sequence[str] = ()) -> tuple[Tr
         shown = {path: written(value) if isinstance(value, str) else value for path, value in settings.items()}
         points.append(Point(shown, _config_at(data, settings) if settings else config))
     for point in points:
-        audit_of(
+        trial_audit(
             point.config, point.config.model, {role: f"{role}.parquet" for role in ("audit", *point.config.roles())}
         )
     return config, points
@@ -203,7 +203,7 @@ def _config_at(data: Mapping[str, Any], settings: Mapping[str, Any]) -> TrialCon
         raise UserError(f"sweep {shown}: {error}") from None
 
 
-def audit_of(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
+def trial_audit(config: TrialConfig, model: ModelConfig, files: Mapping[str, str], run: str = "run") -> AuditConfig:
     """The audit of a contaminated model, as a user would configure it, without the knowledge of its training data.
 
     Its single documents are not shown, so none is read again for attributions.

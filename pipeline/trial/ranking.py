@@ -18,7 +18,7 @@ from pipeline.report.tables import Row, cell, labels, of_numbers, readable, show
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import TrialConfig
-from pipeline.trial.repeats import Pool, Repeat, estimate_of, repeats
+from pipeline.trial.repeats import Pool, Repeat, mean_estimate, repeats
 from pipeline.trial.texts import ACCURACY_TITLE, AGREEMENT_TITLE
 
 ITEMS = ("all", "selected", "clean")
@@ -48,13 +48,13 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
     models = list(results)
     if len(models) < 2:
         raise UserError(f"a ranking needs results of at least 2 models, {path} has {len(models)}")
-    column_of = {name: i for i, name in enumerate(ids)}
+    column_values = {name: i for i, name in enumerate(ids)}
     correct = np.full((len(models), len(ids)), np.nan)
     for row, values in enumerate(results.values()):
         for item, value in values.items():
-            if item not in column_of:
+            if item not in column_values:
                 raise UserError(f"item {item!r} in {path} is not a document of the trial; {nearest(item, ids)}")
-            correct[row, column_of[item]] = value
+            correct[row, column_values[item]] = value
     return Results(models, correct)
 
 
@@ -152,7 +152,7 @@ def _rows(
             row[f"rank_{name}"] = float(rankdata(-means[s])[m])
         for name, values in correlations.items():
             shares = [(one + 1) / 2 for one in values]
-            estimate = estimate_of(shares)
+            estimate = mean_estimate(shares)
             low, high = (None if end is None else 2 * end - 1 for end in (estimate.low, estimate.high))
             row.update({f"spearman_{name}": float(np.mean([one.mean() for one in values]))})
             row.update({f"spearman_{name}_low": low, f"spearman_{name}_high": high})

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.answers.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
-from pipeline.checks.blind import Known, blind_of, hold_out_known, picture_features, read_known
+from pipeline.checks.blind import Known, blind_result, hold_out_known, picture_features, read_known
 from pipeline.checks.dependence import is_dependent
 from pipeline.checks.held_out_auc import Compared, blocks_among
 from pipeline.checks.words import Words
@@ -103,7 +103,7 @@ def check_repeat(
         block = blocks_among(pool.family[places], pool.scores.group_numbers[places], audited)
         held = hold_out_known(some, Compared.of(audited, block), seed)
         if held is not None:
-            tests[role] = blind_of(held).outcome
+            tests[role] = blind_result(held).outcome
     return tests
 
 
@@ -187,7 +187,7 @@ def measure(pool: Pool, config: TrialConfig, model: int) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
 
 
-def pool_of(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.ndarray, columns: list[str]) -> Pool:
+def align_scores(table: pa.Table, ids: list[str], family: np.ndarray, trained: np.ndarray, columns: list[str]) -> Pool:
     """Align an audit's scores with the trial's documents.
 
     Args:
@@ -284,7 +284,7 @@ def by_model(values: np.ndarray, model: np.ndarray) -> list[np.ndarray]:
     return [values[model == one] for one in np.unique(model)]
 
 
-def estimate_of(samples: Sequence[np.ndarray]) -> Estimate:
+def mean_estimate(samples: Sequence[np.ndarray]) -> Estimate:
     """The mean over models of the means over their repeats, and its 95% interval, over repeats or over models."""
     if not samples:
         return UNDEFINED

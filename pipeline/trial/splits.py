@@ -20,7 +20,7 @@ from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.trial.config import BY_WORDS, Amount, Point, SplitConfig, TrialConfig
-from pipeline.trial.documents import Documents, documents_in
+from pipeline.trial.trial_documents import Documents, documents_in
 
 _CONTAMINATION, _REPEAT = 1, 2  # separate random number streams
 _KIND = {"unseen": "untrained", "seen": "trained"}

@@ -9,8 +9,8 @@ from pipeline.corpus.discovery import DataFiles
 from pipeline.plan.starter import (
     Source,
     Starter,
-    data_of,
     detectors_setting,
+    find_data,
     folder_contents,
     joined,
     model_setting,
@@ -34,7 +34,7 @@ def trial_starter(folder: str) -> Starter:
     Raises:
         UserError: no such folder, or no data in it.
     """
-    data = data_of(folder)
+    data = find_data(folder)
     texts, pictures = one_kind(data.files)
     pictured = takes_pictures(texts, pictures)
     # a picture without a caption cannot be trained on

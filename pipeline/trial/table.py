@@ -12,13 +12,13 @@ from rich.table import Column, Table
 
 from pipeline.answers.detection import UNDEFINED
 from pipeline.config.selection import SelectionConfig
-from pipeline.report.tables import Row, blocks_of, cell, labels, of_numbers, shown, spread
+from pipeline.report.tables import Row, cell, labels, of_numbers, setting_rows, shown, spread
 from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
 from pipeline.trial import texts as wording
-from pipeline.trial.repeats import by_model, contradicts, estimate_of
+from pipeline.trial.repeats import by_model, contradicts, mean_estimate
 
 
 def selection_rows(settings: Mapping[str, Any], selections: Sequence[SelectionConfig], repeats: pa.Table) -> list[Row]:
@@ -71,7 +71,7 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
     models = np.unique(model).size
     false_by_model = by_model(false_share, model[with_nulls])
     power = by_model(((selected - numbers("n_false"))[with_sought]) / sought[with_sought], model[with_sought])
-    fdr = estimate_of(false_by_model)
+    fdr = mean_estimate(false_by_model)
     contradicted = contradicts(false_by_model, selection.alpha)
     if procedure_of(selection.procedure).per_list:  # without a guarantee for the average
         exceeding = (false_share > selection.alpha).astype(np.float64)
@@ -93,12 +93,12 @@ def _selection_row(settings: Mapping[str, Any], selection: SelectionConfig, repe
         **spread("fdr", fdr),
         "fdr_spread": _between(false_by_model),
         "contradicted": contradicted,
-        **spread("power", estimate_of(power)),
+        **spread("power", mean_estimate(power)),
         "power_spread": _between(power),
         "null_share": float(numbers("null_share").mean()),
         "unsupported": _share_unsupported(repeats),
         **spread(
-            "null_estimate", estimate_of(by_model(null_estimate, model)) if estimates_share(selection) else UNDEFINED
+            "null_estimate", mean_estimate(by_model(null_estimate, model)) if estimates_share(selection) else UNDEFINED
         ),
         **_bound_cells(selection, repeats),
     }
@@ -189,7 +189,7 @@ def selection_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     names = ("target", "FDR", "power", *spreads, *counts, *_bound_headers(rows), *called)
     figures = of_numbers(*names)
     table = Table(*labels(settings), "selection", "procedure", _detectors(), "guarantee", *figures, title=title)
-    for head, row in blocks_of(table, rows, settings):
+    for head, row in setting_rows(table, rows, settings):
         table.add_row(
             *head,
             row["selection"],
@@ -217,7 +217,7 @@ def model_table(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     title = f"{wording.BY_MODEL_TITLE}, {wording.interval_scope([{**row, 'models': 1} for row in rows])}"
     figures = of_numbers("target", "FDR", "power", "selected")
     table = Table(*labels(settings), "selection", "model", *figures, title=title)
-    for head, row in blocks_of(table, rows, [*settings, "selection"]):
+    for head, row in setting_rows(table, rows, [*settings, "selection"]):
         mark = " !" if row["contradicted"] else ""
         cells = (f"{row['target']:g}", cell(row, "fdr") + mark, cell(row, "power"), f"{row['selected']:.1f}")
         table.add_row(*head, str(row["model"]), *cells)
@@ -256,7 +256,7 @@ def _bound_cells(selection: SelectionConfig, repeats: pa.Table) -> Row:
         "bound": float((wrong / np.maximum(selected, 1)).mean()),
         "sought": float(sought.mean()),
         "sought_at_least": float(least.mean()),
-        **spread("bound_fails", estimate_of(failing)),
+        **spread("bound_fails", mean_estimate(failing)),
         "bound_contradicted": contradicts(failing, 1 - selection.confidence),
     }
 

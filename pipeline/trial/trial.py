@@ -41,26 +41,27 @@ from pipeline.report.tables import (
 )
 from pipeline.report.templates import FigureImage
 from pipeline.run.digests import read_selected
-from pipeline.run.dtypes import Deciding, decide_types, earlier_arithmetic, note_arithmetic, with_types
+from pipeline.run.dtypes import WorkerFacts, decide_types, earlier_arithmetic, note_arithmetic, with_types
 from pipeline.run.machine import usable_cores
 from pipeline.run.manifest import read_run
 from pipeline.run.scored import Scored, read_scored
 from pipeline.run.status import duration
 from pipeline.run.summary import Summary
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
-from pipeline.trial import page, table
+from pipeline.trial import table
 from pipeline.trial import texts as wording
+from pipeline.trial import trial_page as page
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
-from pipeline.trial.config import Point, TrialConfig, audit_of
-from pipeline.trial.documents import Documents, check_inputs, read_documents
+from pipeline.trial.config import Point, TrialConfig, trial_audit
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
-from pipeline.trial.repeats import ROWS_SCHEMA, Pool, known_of_documents, measure, pool_of
+from pipeline.trial.repeats import ROWS_SCHEMA, Pool, align_scores, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
+from pipeline.trial.trial_documents import Documents, check_inputs, read_documents
 
 LINE_SECONDS = 10.0
 """Seconds without a line of a training after which its next step is shown."""
@@ -237,7 +238,7 @@ def _typed(config: TrialConfig, work: Store, say: Callable[[str], None]) -> Tria
     models = [None if part is None else part.shown for part in parts]
     name = f"arithmetic-{json_digest(models)[:12]}.json"
     gpus = int(torch.cuda.is_available())
-    types = decide_types(config, earlier_arithmetic(work, say, name), lambda: Deciding(processor_here(gpus), 1), say)
+    types = decide_types(config, earlier_arithmetic(work, say, name), lambda: WorkerFacts(processor_here(gpus), 1), say)
     note_arithmetic(work, types, name)
     return with_types(config, types.types)
 
@@ -318,13 +319,13 @@ class _Trial:
     def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
         """A name for the scores, from all values that could change one and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
-        fingerprint = stages_of(audit_of(config, model, files))[-1].fingerprint
+        fingerprint = plan_stages(trial_audit(config, model, files))[-1].fingerprint
         return json_digest([fingerprint, self.documents.digest, sorted(files)])[:12]
 
     def run_audit(self, config: TrialConfig, planned: Contaminated, key: str, index: int) -> _Audit:
         """`seenset run` over the first split of the trial as written; all documents outside calibration are audited."""
         files = self.inputs(planned.trained, key, index)
-        audit = audit_of(config, planned.model, files, self.work.path(f"audits/{key}/run"))
+        audit = trial_audit(config, planned.model, files, self.work.path(f"audits/{key}/run"))
         self.say(f"audit: {audit.run}")
         self.progress.begin_audit(audit.run)
         outcome = self.driver(audit)
@@ -333,7 +334,7 @@ class _Trial:
         columns = [detector.column for detector in parse_detectors(audit.detectors)]
         wanted = ["doc_id", "id_key", "group", *columns]
         scores = pa.concat_tables(scored.table(receipt, wanted) for receipt in scored.receipts)
-        pool = pool_of(scores, self.documents.ids, self.documents.family, planned.trained, columns)
+        pool = align_scores(scores, self.documents.ids, self.documents.family, planned.trained, columns)
         words = self.words.get(repr(config.text_transform))
         pool = replace(pool, finetuned=self.finetuned(scored), places=self.places, words=words)
         truth = pa.table({"doc_id": self.documents.ids, "trained": planned.trained})

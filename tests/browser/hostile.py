@@ -15,8 +15,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.report.evaluation_page import roc_figures, write_evaluation
 from pipeline.run.manifest import read_run, write_manifest
 from pipeline.store.files import Store
-from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.table import selection_table
+from pipeline.trial.trial_page import selection_figures, trial_page
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 CURVE = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)

@@ -17,7 +17,7 @@ from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig, SourceConfig
 from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -53,7 +53,7 @@ def read_file(path: Path) -> tuple[list[Document], list[Shard]]:
     shards = number_rows(plan_shards(corpus, inputs, resources, limits=LIMITS))
     with contextlib.suppress(UserError):
         for entry in inputs:
-            extent_of(entry)
+            measure_extent(entry)
     return [document for shard in shards for document in read_shard(shard)], shards
 
 

@@ -17,7 +17,7 @@ from signed import sign
 
 import seenset
 from pipeline.answers.evaluation import evaluate_scores
-from pipeline.compare.finished_runs import documents_of, open_finished
+from pipeline.compare.finished_runs import open_finished, read_answer_tables
 from pipeline.compare.items import clean_items
 from pipeline.errors import UserError
 from pipeline.export.export import write_export
@@ -97,7 +97,7 @@ def said_by_export(run: Path) -> str:
 def said_by_compare(run: Path) -> str:
     """All that a comparison says of one of its runs."""
     opened = open_finished(str(run))
-    rows = documents_of(opened, opened.summary("first"), ["loss"])
+    rows = read_answer_tables(opened, opened.summary("first"), ["loss"])
     return repr((opened.model, opened.fingerprint, opened.settings("first"), [table.to_pylist() for table in rows]))
 
 
@@ -185,7 +185,7 @@ def watched(read: Reader, run: Path) -> tuple[str, set[Path]]:
     return said, {path for path in map(Path, opened) if path.is_relative_to(run) and path.is_file()}
 
 
-def files_of(run: Path) -> list[Path]:
+def find_model_files(run: Path) -> list[Path]:
     """All files but the lock, of which every command that writes makes a new one."""
     return sorted(path for path in run.rglob("*") if path.is_file() and path.parent.name != "lock")
 
@@ -200,10 +200,10 @@ def test_no_reader_believes_a_flipped_bit_of_any_file_of_a_run(run: Path, scanne
     readers = [(read, run) for read in READERS] + [(said_by_series, scanned)]
     said, opened, written = {}, {}, {}
     for read, folder in readers:
-        before = {path: path.stat().st_ino for path in files_of(folder)}
+        before = {path: path.stat().st_ino for path in find_model_files(folder)}
         said[read], opened[read] = watched(read, folder)
-        written[read] = {path for path in files_of(folder) if path.stat().st_ino != before.get(path)}
-    everything = [*files_of(run), *files_of(scanned)]
+        written[read] = {path for path in find_model_files(folder) if path.stat().st_ino != before.get(path)}
+    everything = [*find_model_files(run), *find_model_files(scanned)]
     generator, refusals = random.Random(33), 0
     for number in range(FLIPS):
         path = everything[number % len(everything)]
@@ -218,7 +218,7 @@ def test_no_reader_believes_a_flipped_bit_of_any_file_of_a_run(run: Path, scanne
         path.write_bytes(whole)
     assert refusals > FLIPS
     for read, folder in readers:  # what a reader does not open has no effect, whatever it holds
-        others = {path: path.read_bytes() for path in {*files_of(folder)} - opened[read]}
+        others = {path: path.read_bytes() for path in {*find_model_files(folder)} - opened[read]}
         for path, whole in others.items():
             path.write_bytes(generator.randbytes(len(whole)))
         assert read(folder) == said[read], read.__name__
@@ -239,7 +239,7 @@ def test_evaluate_states_the_same_figures_whatever_bit_of_its_run_is_flipped(
         return repr(run_evaluation(make_plan(config), Reporter(Console(), quiet=True))[0])
 
     said, generator, run = figures(tmp_path), random.Random(33), tmp_path / "run"
-    for path in files_of(run):
+    for path in find_model_files(run):
         whole = path.read_bytes()
         path.write_bytes(flipped(whole, generator.randrange(8 * len(whole))))
         found, line = answered(figures, tmp_path)

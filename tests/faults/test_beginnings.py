@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.small_model import WORDS
 from pipeline.models import tokens
 from pipeline.models.load import LanguageModel
-from pipeline.models.tokens import Vocabulary, first_length, tokenize, vocabulary_of
+from pipeline.models.tokens import Vocabulary, describe_vocabulary, first_length, tokenize
 
 WORDS_AND_SIGNS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
 CL100K = WORDS_AND_SIGNS + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -107,7 +107,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama2", "unigram", "wordpiece"])
 def test_of_a_long_text_with_words_one_beginning_is_tokenised(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(kind)
-    assert vocabulary_of(tokenizer).splits_at_blanks
+    assert describe_vocabulary(tokenizer).splits_at_blanks
     text = " ".join(corpus())
     (whole,) = tokens._encode(tokenizer, 64, [text])
     lengths = counted(monkeypatch)
@@ -122,9 +122,11 @@ def test_of_text_without_blanks_no_more_than_its_beginning_is_tokenised(monkeypa
     lengths = counted(monkeypatch)
     (entry,) = tokenize(tokenizer, [text], 64)
     assert max(lengths) == first_length(64)
-    assert len(lengths) == 1 + vocabulary_of(tokenizer).longest
+    assert len(lengths) == 1 + describe_vocabulary(tokenizer).longest
     assert text.startswith(tokenizer.decode(entry.ids))
-    assert not vocabulary_of(tokenizer_of("across words")).splits_at_blanks, "blanks inside of entries prove nothing"
+    assert not describe_vocabulary(tokenizer_of("across words")).splits_at_blanks, (
+        "blanks inside of entries prove nothing"
+    )
 
 
 def test_the_end_of_a_text_may_decide_its_first_token() -> None:
@@ -140,7 +142,7 @@ def test_the_end_of_a_text_may_decide_its_first_token() -> None:
 
 
 def test_the_models_of_the_benchmarks_split_at_blanks(smollm2: LanguageModel, tiny_model_folder: object) -> None:
-    found = vocabulary_of(smollm2.tokenizer)
+    found = describe_vocabulary(smollm2.tokenizer)
     assert found == Vocabulary(found.longest, True, True)
     text = " ".join(corpus()) + "".join(random.Random(3).choices("abc \n中", k=5000))
     for part in (text, text[::-1], text.replace(" ", "")):

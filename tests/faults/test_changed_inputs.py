@@ -15,14 +15,14 @@ from benchmarks.plain_loop import process
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.inputs import find_inputs, plan_shards, stamp_of
+from pipeline.corpus.inputs import find_inputs, make_stamp, plan_shards
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
 from pipeline.stages import worker
 from pipeline.stages.base import Placement
 from pipeline.stages.process import file_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 
@@ -82,7 +82,7 @@ def test_an_input_that_was_edited_in_its_middle_at_equal_size_is_seen_on_resume(
 def test_an_input_that_was_edited_between_two_stages_is_seen(tmp_path: Path, tiny_model_folder: Path) -> None:
     config = load_config(str(write_audit(tmp_path, tiny_model_folder, detectors=SAMPLED)), [])
     shard, *_ = make_plan(config).shards
-    sampling, scoring = stages_of(config)
+    sampling, scoring = plan_stages(config)
     store = Store(config.run)
     process(sampling, sampling.make(sampling, Placement()), shard, store)
     edit(tmp_path / "audit.jsonl", 1)
@@ -196,4 +196,4 @@ def test_the_stamp_of_a_link_is_that_of_the_file_which_is_read(tmp_path: Path) -
     corpus = CorpusConfig.model_validate({"audit": {"path": str(link)}})
     (before,) = find_inputs(corpus)
     real.write_text('{"text": "b"}\n')
-    assert stamp_of(before) != before.stamp
+    assert make_stamp(before) != before.stamp

@@ -18,7 +18,7 @@ from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts, receipt_name
 from ray_jobs.select import select_again
@@ -175,7 +175,7 @@ def test_a_file_of_more_draws_holds_those_that_are_new(tmp_path: Path, tiny_mode
     for name, all_draws in (("step by step", (2, 5, 3)), ("at once", (5,))):
         for draws in all_draws:
             config = load_config(str(path), [f"run={tmp_path / name}", f"detectors.1.samia.draws={draws}"])
-            stage, shard, store = stages_of(config)[0], make_plan(config).shards[0], Store(config.run)
+            stage, shard, store = plan_stages(config)[0], make_plan(config).shards[0], Store(config.run)
             receipt = process(stage, stage.make(stage, Placement()), shard, store)
             made[name, draws] = receipt, [len(row["continuations"]) for row in read_filed(store, receipt).to_pylist()]
         made[name] = filed_rows(store, receipt)

@@ -16,7 +16,7 @@ from rich.console import Console
 from pipeline.answers.top_documents import attributions_file
 from pipeline.models.devices import Device
 from pipeline.plan.description import load_config
-from pipeline.plan.stage_plan import work_of
+from pipeline.plan.stage_plan import build_stages
 from pipeline.run.plan import make_plan
 from pipeline.run.status import run_status
 from pipeline.stages import tokens
@@ -228,12 +228,12 @@ def test_no_document_is_tried_again_without_the_files_of_the_model(
 def test_the_batches_of_a_gpu_follow_from_the_recorded_dimensions(audit: Callable[..., Path], tmp_path: Path) -> None:
     config = load_config(str(audit()), ["model.dtype=float32", "reference_model.dtype=float32"])
     shards, device = make_plan(config).shards, Device(1.0, memory=80 << 30)
-    first = work_of(config, shards, device)
+    first = build_stages(config, shards, device)
     assert first.models["model"].shape is not None
     assert first.stages[-1].settings.batch_tokens > 0
     remove_models(tmp_path)
-    assert "no model at" in user_error(work_of, config, shards, device)
-    again = work_of(config, shards, device, recorded=first.models)
+    assert "no model at" in user_error(build_stages, config, shards, device)
+    again = build_stages(config, shards, device, recorded=first.models)
     assert again.models == first.models
     assert [stage.fingerprint for stage in again.stages] == [stage.fingerprint for stage in first.stages]
 

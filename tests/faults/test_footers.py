@@ -13,7 +13,7 @@ from made_up import MakeAudit
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.formats.parquet import check_chunks, text_bytes_of
+from pipeline.corpus.formats.parquet import check_chunks, count_text_bytes
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
@@ -67,6 +67,6 @@ def test_a_footer_is_checked_without_a_page_being_read_whatever_the_number_of_ro
     metadata = pq.read_metadata(file)
     check_chunks(metadata, ["text", "missing"], len(file.getvalue()))
     assert metadata.num_row_groups == 500
-    assert text_bytes_of(metadata, "text") > 500 * len("one")
+    assert count_text_bytes(metadata, "text") > 500 * len("one")
     with pytest.raises(OSError, match="Invalid column metadata"):
         check_chunks(metadata, ["text"], 100)

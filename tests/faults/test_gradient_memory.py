@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.models.load import LanguageModel
-from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
 
 IDS = [list(range(1, 120)), list(range(3, 90))]
 PASSES = 3
@@ -51,7 +51,7 @@ def llama() -> LanguageModel:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "vocab_size": 199}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
     model.eval().requires_grad_(False)
-    assert coverage_of(model).method == "batched"
+    assert gradient_coverage(model).method == "batched"
     return LanguageModel(model, None, torch.device("cpu"), 2048)
 
 

@@ -25,8 +25,8 @@ from marked_runs import write_texts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.formats import extent_of, format_named
-from pipeline.corpus.formats.base import ExportSource, RowEdits, TextEdit, field_of, with_field
+from pipeline.corpus.formats import format_named, measure_extent
+from pipeline.corpus.formats.base import ExportSource, RowEdits, TextEdit, field_value, with_field
 from pipeline.corpus.formats.json_array import JSON_ARRAY, _Scanner
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
@@ -83,7 +83,7 @@ def test_an_array_of_objects_is_read(tmp_path: Path, indent: int | None, mark: s
         (number, row["id"], row["text"]) for number, row in enumerate(ROWS)
     ]
     (entry, _) = make_plan(config_of(path)).inputs
-    assert (entry.format, extent_of(entry).rows, extent_of(entry).exact) == ("json", 60, True)
+    assert (entry.format, measure_extent(entry).rows, measure_extent(entry).exact) == ("json", 60, True)
     assert Shard.from_dict(shards_of(path)[0].to_dict()) == shards_of(path)[0]
 
 
@@ -451,11 +451,16 @@ def test_a_field_that_stands_twice_in_an_object_is_undecodable(tmp_path: Path) -
 
 def test_fields_of_objects_are_read_and_changed() -> None:
     row = {"a": {"b": {"c": 1}, "d": 2}, "a.d": 3, "e": None}
-    assert [field_of(row, name) for name in ("a.b.c", "a.d", "e", "e.f", "a.x", "a.b.c.d")] == [1, 3, None, *[None] * 3]
+    assert [field_value(row, name) for name in ("a.b.c", "a.d", "e", "e.f", "a.x", "a.b.c.d")] == [
+        1,
+        3,
+        None,
+        *[None] * 3,
+    ]
     assert with_field(row, "a.b.c", 9) == {**row, "a": {"b": {"c": 9}, "d": 2}}
     assert with_field(row, "a.d", 9) == {**row, "a.d": 9}
     dotted = {"a": {"b.c": {"d": 1}}, "a.b": {"x": 2}}
-    assert [field_of(dotted, name) for name in ("a.b.c.d", "a.b.x", "a.b.c", "a.b.c.x")] == [1, 2, {"d": 1}, None]
+    assert [field_value(dotted, name) for name in ("a.b.c.d", "a.b.x", "a.b.c", "a.b.c.x")] == [1, 2, {"d": 1}, None]
     assert with_field(dotted, "a.b.c.d", 9) == {**dotted, "a": {"b.c": {"d": 9}}}
 
 

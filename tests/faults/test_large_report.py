@@ -13,8 +13,8 @@ from clusters import output_of
 from report_run import amend, build_run
 
 from pipeline.answers.selected import ScoreHistogram
+from pipeline.store.external_sort import write_pieces
 from pipeline.store.files import Store
-from pipeline.store.pieces import write_pieces
 from pipeline.store.receipts import read_receipts, write_receipt
 
 AUDITED, SELECTED, CALIBRATION, SHARDS = 1_000_000, 300_000, 100_000, 500

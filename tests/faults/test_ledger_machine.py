@@ -125,7 +125,7 @@ class Scans(RuleBasedStateMachine):
         assert len(set(numbers)) == len(numbers)
         for content, slot in self.slots.items():
             scan = schedule.scans[slot.number - 1]
-            assert claims.slot_of(schedule, scan) == slot
+            assert claims.scan_slot(schedule, scan) == slot
             if content in self.filed:
                 assert scan.filing is not None
                 assert scan.filing.selections[0].n_selected == self.filed[content]

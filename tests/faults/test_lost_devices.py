@@ -20,7 +20,7 @@ from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import read_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
@@ -75,7 +75,7 @@ def worker_of(folder: Path, model: Path, texts: list[str], *detectors: Any) -> t
     corpus = write_corpus(folder, {"audit": texts})
     described = {"run": str(folder / "run"), "model": {"path": str(model)}, "corpus": corpus}
     config = build_config({**described, "detectors": [*detectors]})
-    stage, (shard,) = stages_of(config)[0], make_plan(config).shards
+    stage, (shard,) = plan_stages(config)[0], make_plan(config).shards
     return stage, stage.make(stage, Placement()), shard, Store(config.run)
 
 

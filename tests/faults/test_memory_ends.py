@@ -10,7 +10,7 @@ from benchmarks.plain_loop import process
 from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 
 TEXTS = [sentence(seed, 4 + seed % 23) for seed in range(40)]
@@ -20,7 +20,7 @@ def test_a_gradient_pass_that_runs_out_changes_no_score_of_another_shard(make_au
     settings = {"shard_bytes": 1200, "batch_tokens": 256}
     path = make_audit(TEXTS, TEXTS[:1], detectors=["loss", "gradient_norm"], resources=settings)
     config = load_config(path)
-    stage, shards = stages_of(config)[-1], make_plan(config).shards
+    stage, shards = plan_stages(config)[-1], make_plan(config).shards
     assert len(shards) > 3
 
     def scores(name: str, numbers: list[int], most: int) -> tuple[dict[int, Any], list[tuple[bool, int]]]:

@@ -20,7 +20,7 @@ from pipeline.errors import ExitCode, StopError
 from pipeline.plan.description import load_config
 from pipeline.run.manifest import read_run
 from pipeline.run.repair import check_reasons, withdraw_refused
-from pipeline.stages.registry import ANSWER_FOLDERS, stages_of
+from pipeline.stages.registry import ANSWER_FOLDERS, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import RunResult
@@ -141,7 +141,7 @@ def test_a_retry_that_is_stopped_at_any_step_goes_on_as_the_run_does(tmp_path: P
         run(path)
         folder = tmp_path / "run"
         store, config = Store(str(folder)), load_config(str(path))
-        stages = stages_of(config)
+        stages = plan_stages(config)
         before = len(server.bodies)
         mended.set()
         # killed once the receipts were withdrawn, and later on in the midst of asking

@@ -21,16 +21,16 @@ from made_up import sentence
 from pipeline.answers.selected import ORDER, STRENGTH, write_selected
 from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.near_duplicates import BLOCK, SKETCH, SketchFile, different, near_families, sketch, stack_sketches
-from pipeline.corpus.shard import BY_ID, Shard, place_of
+from pipeline.corpus.shard import BY_ID, Shard, shard_index
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
 from pipeline.run.manifest import read_shards, reconciled_shards, write_shards
 from pipeline.run.plan import make_plan
 from pipeline.run.records import SHARDS_FILE
 from pipeline.stages.events import Failure
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
+from pipeline.store.external_sort import ROWS, SortedRows
 from pipeline.store.files import Store
-from pipeline.store.pieces import ROWS, SortedRows
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import bundles, map_shards, packed, shards_in
 
@@ -39,7 +39,7 @@ SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None,
 
 SORTING = """
 import resource, pyarrow as pa
-from pipeline.store.pieces import SortedRows, write_pieces
+from pipeline.store.external_sort import SortedRows, write_pieces
 from pipeline.store.files import Store
 rows = SortedRows(pa.schema([("p", pa.float64()), ("row", pa.int64()), ("text", pa.string())]), ["p", "row"])
 def part(number):
@@ -213,10 +213,10 @@ def test_a_reconciled_table_of_shards_is_not_held_twice(tmp_path: Path) -> None:
 def test_a_shard_is_found_by_its_id_among_shards_in_any_order() -> None:
     shards = [replace(SHARD, id=f"{role}-{number:06d}") for role in ("unseen", "audit") for number in (2, 1_000_000, 7)]
     ordered = sorted(shards, key=BY_ID)
-    places = [place_of(shard.id, ordered) for shard in shards]
+    places = [shard_index(shard.id, ordered) for shard in shards]
     assert [ordered[place] for place in places if place is not None] == shards
-    assert [place_of(name, ordered) for name in ("", "audit-000003", "unseen-1000001")] == [None] * 3
-    assert place_of("audit-000000", []) is None
+    assert [shard_index(name, ordered) for name in ("", "audit-000003", "unseen-1000001")] == [None] * 3
+    assert shard_index("audit-000000", []) is None
 
 
 def test_a_table_of_shards_that_was_cut_off_is_one_line(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_table_of_shards_that_was_cut_off_is_one_line(tmp_path: Path) -> None:
 def test_200_000_shards_start_on_a_cluster_like_200(make_audit: Callable[..., Any], tmp_path: Path) -> None:
     config = load_config(str(make_audit(audit=[sentence(1)], resources={"cluster": "ray", "actors": 2})))
     shard = next(shard for shard in make_plan(config).shards if shard.role == "audit")
-    (stage,) = stages_of(config)
+    (stage,) = plan_stages(config)
     driver = psutil.Process()
 
     def start(count: int) -> tuple[float, float]:

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OP
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import LanguageModel, open_model, open_picture_model
-from pipeline.models.pictures import picture_prompt
+from pipeline.models.picture_prompts import picture_prompt
 from pipeline.passes import gradient
-from pipeline.passes.forward import forward, tail_of
+from pipeline.passes.forward import find_tail, forward
 from pipeline.passes.generate import Prompt, Sampling, continuations
-from pipeline.passes.gradient import coverage_of, gradient_norms
-from pipeline.passes.pictures import describe, forward_pictures
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
+from pipeline.passes.picture_forward import describe, forward_pictures
 from pipeline.passes.statistics import PARTS
 
 IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]
@@ -126,12 +126,12 @@ def test_transformers_loads_a_model_over_two_devices_with_the_accelerate_that_pe
 def test_passes_and_continuations_over_two_devices_agree_with_the_cpu(pair: Any) -> None:
     plain, spread = pair
     expected, actual = forward(plain, IDS, STATISTICS), forward(spread, IDS, STATISTICS)
-    assert tail_of(spread.model) is not None
+    assert find_tail(spread.model) is not None
     assert actual.log_prob.device == torch.device(FIRST)
     torch.testing.assert_close(real(actual.log_prob), expected.log_prob, rtol=1e-7, atol=5e-7)
     for name in ("mean", "variance", "m_entropy"):  # the variance is a difference of numbers near 30
         torch.testing.assert_close(real(getattr(actual, name)), getattr(expected, name), rtol=1e-6, atol=5e-5)
-    assert coverage_of(spread.model).method == "batched"
+    assert gradient_coverage(spread.model).method == "batched"
     norms = gradient_norms(spread, IDS)
     assert norms.device == torch.device(FIRST)
     torch.testing.assert_close(real(norms), gradient_norms(plain, IDS), rtol=1e-6, atol=0)
@@ -154,7 +154,7 @@ def test_a_pass_over_pictures_over_two_devices_agrees_with_the_cpu(shape: str, t
     with ClaimedDevices() as devices:
         model: Any = devices.spread(copy.deepcopy(plain.model), places(plain.model, coarse))
         spread = replace(plain, model=model, device=torch.device(FIRST))
-        assert tail_of(spread.model) is not None
+        assert find_tail(spread.model) is not None
         actual = forward_pictures(spread, prompts, described, wanted)
     for part in PARTS:
         assert actual[part].log_prob.device == torch.device(FIRST)

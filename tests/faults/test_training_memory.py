@@ -25,9 +25,9 @@ from pipeline.training.memory import (
     bytes_of_token,
     explained,
     hidden_states,
-    layers_of,
     pass_size,
     recomputed,
+    recomputed_layers,
 )
 from pipeline.training.train import train
 
@@ -146,7 +146,7 @@ def test_a_step_taken_apart_or_computed_again_makes_the_same_weights(
     def trained(name: str, config: FinetuneConfig) -> dict[str, torch.Tensor]:
         lm = open_model(ModelConfig(path=str(tiny_model_folder), dtype="float32"))
         train(lm.model, lm.tokenizer, TEXTS, config, tmp_path / name)
-        assert not any("forward" in layer.__dict__ for layer in layers_of(lm.model))
+        assert not any("forward" in layer.__dict__ for layer in recomputed_layers(lm.model))
         return load_file(tmp_path / name / "adapter_model.safetensors")
 
     whole, other = trained("whole", CONFIG), trained("other", CONFIG.model_copy(update=settings))

@@ -20,7 +20,7 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus import unpacking
 from pipeline.corpus.documents import read_shard
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.inputs import find_inputs, plan_shards
 
 LINES = [json.dumps({"text": sentence(number)}) + "\n" for number in range(300)]
@@ -64,7 +64,7 @@ def test_members_and_zeros_behind_them_are_read(tmp_path: Path, suffix: str, pad
         path = written(tmp_path, data + bytes(padding), f"a.jsonl{suffix}")
         assert texts(path) == expected
         (entry,) = find_inputs(CorpusConfig.model_validate({"audit": {"path": str(path)}}))
-        assert extent_of(entry).rows == 300
+        assert measure_extent(entry).rows == 300
 
 
 def test_frames_without_content_are_skipped(tmp_path: Path) -> None:

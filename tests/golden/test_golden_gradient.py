@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.models.tokens import tokenize
-from pipeline.passes.gradient import _mismatch, coverage_of, gradient_norms
+from pipeline.passes.gradient import _mismatch, gradient_coverage, gradient_norms
 
 pytestmark = pytest.mark.floating_point
 
@@ -21,7 +21,7 @@ def test_gradient_norms_are_the_golden_ones(smollm2, shared_folder):
         lines = (shared_folder / f"data/wikimia/{row['length']}.jsonl").read_text(encoding="utf-8").splitlines()
         texts.append(json.loads(lines[row["row"]])["input"])
     ids = [tokens.ids for tokens in tokenize(smollm2.tokenizer, texts, 1024)]
-    assert coverage_of(smollm2.model).method == "batched"
+    assert gradient_coverage(smollm2.model).method == "batched"
     found = torch.cat([gradient_norms(smollm2, ids[start : start + 4]) for start in range(0, len(ids), 4)])
     expected = torch.tensor([row["gradient_norm"] for row in golden], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)

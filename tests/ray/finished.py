@@ -17,7 +17,7 @@ from pipeline.run.plan import Plan, make_plan
 from pipeline.run.reconcile import reconcile
 from pipeline.stages.base import Placement
 from pipeline.stages.process import filed_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_filed, write_receipt
 from pipeline.trial.config import Point, TrialConfig
@@ -33,7 +33,7 @@ def run(path: Path, *overrides: str, limit: int | None = None, **arguments: Any)
 
 def score_all(plan: Plan, store: Store, on_batch: Callable[[Shard, int, int], None] = lambda *_: None) -> None:
     """Finish all shards of all stages in this process, as a run does."""
-    for stage in stages_of(plan.config):
+    for stage in plan_stages(plan.config):
         worker = stage.make(stage, Placement())
         for shard in plan.shards:
             process(stage, worker, shard, store, on_batch=on_batch)
@@ -42,7 +42,7 @@ def score_all(plan: Plan, store: Store, on_batch: Callable[[Shard, int, int], No
 def score_run(config: AuditConfig, limit: int | None = None) -> tuple[Plan, Store]:
     """Score the documents of an audit in this process, with its manifest."""
     store = Store(config.run)
-    fingerprints = {stage.name: stage.fingerprint for stage in stages_of(config)}
+    fingerprints = {stage.name: stage.fingerprint for stage in plan_stages(config)}
     plan = reconcile(make_plan(config, limit), fingerprints, store)
     score_all(plan, store)
     return plan, store

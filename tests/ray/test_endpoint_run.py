@@ -35,7 +35,7 @@ from pipeline.stages import local
 from pipeline.stages.base import Placement, without
 from pipeline.stages.events import Advance
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import ANSWER_FOLDERS, endpoint_of, stages_of
+from pipeline.stages.registry import ANSWER_FOLDERS, open_endpoint, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 
@@ -249,7 +249,7 @@ def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
         settings = {**SETTINGS, "detectors": ["loss"], "selections": []}
         path = make_audit(AUDIT, UNSEEN, model=model(server.url), **settings)
         config = load_config(str(path))
-        store, (stage, _), shards = Store(config.run), stages_of(config), make_plan(config).shards
+        store, (stage, _), shards = Store(config.run), plan_stages(config), make_plan(config).shards
         for shard in shards:
             earlier = without(stage.identity(shard), "checks")
             answers = Answers(store, stage.folder, stage.name, shard.id, earlier)
@@ -310,9 +310,9 @@ def test_a_chat_is_asked_to_go_on_with_the_text(make_audit: MakeAudit) -> None:
     with openai_server(recite) as server:
         settings = {**SETTINGS, "detectors": [{"samia_zlib": {"draws": 2, "top_k": None}}], "selections": []}
         config = load_config(str(make_audit(AUDIT[:4], UNSEEN[:4], model=model(server.url, api="chat"), **settings)))
-        stage, _ = stages_of(config)
+        stage, _ = plan_stages(config)
         store, shards = Store(config.run), make_plan(config).shards
-        events = list(finish_shards(stage, shards, store, 2, Placement(endpoint=endpoint_of(stage, store))))
+        events = list(finish_shards(stage, shards, store, 2, Placement(endpoint=open_endpoint(stage, store))))
     assert set(server.answered.values()) == {2}
     body = server.bodies[0]
     assert body["messages"][0]["content"].startswith("Continue the following text")

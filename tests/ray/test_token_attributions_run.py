@@ -83,7 +83,7 @@ def attributions(folder: Path, selection: str = "members") -> dict[str, TokenAtt
     return read_attributions(Store(str(folder)), selection)
 
 
-def scores_of(folder: Path, role: str) -> dict[str, dict[str, float]]:
+def finite_scores(folder: Path, role: str) -> dict[str, dict[str, float]]:
     store = Store(str(folder))
     scored = read_scored(store, read_run(store)[1])
     rows = [row for r in scored.of(role) for row in scored.table(r, ["doc_id", *DETECTORS]).to_pylist()]
@@ -92,7 +92,7 @@ def scores_of(folder: Path, role: str) -> dict[str, dict[str, float]]:
 
 def test_every_selected_document_has_what_made_its_score(once: Path) -> None:
     folder = once / "run"
-    scores = scores_of(folder, "audit")
+    scores = finite_scores(folder, "audit")
     selected = pq.read_table(folder / "selection/members/selected.parquet")["doc_id"].to_pylist()
     shown = attributions(folder)
     assert list(shown) == selected
@@ -111,7 +111,7 @@ def test_every_selected_document_has_what_made_its_score(once: Path) -> None:
 
 
 def test_a_fused_selection_shows_its_strongest_detector_and_the_fused_score(once: Path) -> None:
-    scores = scores_of(once / "run", "audit")
+    scores = finite_scores(once / "run", "audit")
     shown = attributions(once / "run", "fused")
     assert shown
     for doc_id, one in shown.items():

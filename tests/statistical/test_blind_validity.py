@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from pipeline.checks.blind import blind_of, hold_out
+from pipeline.checks.blind import blind_result, hold_out
 from pipeline.checks.held_out_auc import Compared, held_out
 
 RUNS = 250
@@ -51,7 +51,7 @@ def misses(counts: tuple[int, int], size: int, shift: float, blocks: bool = True
         assert held is not None
         slopes = [weights[0] / np.linalg.norm(weights) for weights in model.directions]
         truth = np.mean(norm.cdf(shift * np.array(slopes) / np.sqrt(2)))
-        found = blind_of(held)
+        found = blind_result(held)
         missed += not found.low <= truth <= found.high
     return missed
 
@@ -89,6 +89,6 @@ def test_the_interval_covers_the_auc_of_classifiers_of_texts_that_are_alike(scri
         texts = [blank.join([*rng.choice(vocabulary, 20), *rng.choice(own[g], 20 * (size > 1))]) for g in group]
         held = hold_out(texts, Compared.of(audited, group), run)
         assert held is not None
-        found = blind_of(held)
+        found = blind_result(held)
         missed += not found.low <= 0.5 <= found.high
     assert missed <= binom.ppf(0.999, runs, MISSES)

@@ -25,7 +25,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.shard import whole_shard
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     VersionPart,
     VersionScores,
     joined_versions,

@@ -23,7 +23,7 @@ from pipeline.selection.procedures.adadetect import fit_score
 from pipeline.selection.procedures.td4eval import (
     Weights,
     fuse,
-    places_of,
+    p_value_places,
     statistic,
     symmetric_weights,
 )
@@ -90,7 +90,7 @@ def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.n
 def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
     n, k = len(calibration), against(audit, calibration)
     p = fuse(k, n, paper_weights(k, n, alpha, "rejections"))
-    end = run_passes(find_threshold(alpha, n), lambda: [places_of(p, n)]).value
+    end = run_passes(find_threshold(alpha, n), lambda: [p_value_places(p, n)]).value
     return p <= (0.0 if end is None else end)
 
 

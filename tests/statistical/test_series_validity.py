@@ -18,7 +18,7 @@ from pipeline.selection.bounds import wrong_in_list
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.engine import refuse_uncovered
 from pipeline.selection.procedures.record import decide
-from pipeline.selection.schedule import ZETA, Level, Slot, share_of
+from pipeline.selection.schedule import ZETA, Level, Slot, alpha_share
 
 ALPHA = Fraction(1, 10)
 SCANS, M, N = 12, 80, 9_599  # alpha (N + 1) / (SCANS M) is 1: the error of spend without members is all of alpha
@@ -47,7 +47,7 @@ def one_schedule(rng: np.random.Generator, parts: bool, share: float, shared: bo
             calibration = percentiles(rng)
         scores = ndtr(-rng.normal(size=M) - 4.0 * (np.arange(M) < members))
         places = 1 + np.searchsorted(calibration, scores)
-        level = Slot(number, ALPHA, share_of(number, SCANS)).level if parts else ALPHA
+        level = Slot(number, ALPHA, alpha_share(number, SCANS)).level if parts else ALPHA
         rank = decide("bh", RankCounts.of(places, N), level).rank
         right += int((places[:members] <= rank).sum())
         wrong += int((places[members:] <= rank).sum())
@@ -78,16 +78,16 @@ def test_scans_that_each_take_the_whole_of_alpha_break_it() -> None:
 
 def test_shares_sum_to_at_most_one_and_use_nearly_all() -> None:
     assert zeta(1.6) < float(ZETA) < zeta(1.6) + 1e-4
-    shares = [share_of(number, None) for number in range(1, 400)]
+    shares = [alpha_share(number, None) for number in range(1, 400)]
     assert sum(shares) < 1
     assert shares == sorted(shares, reverse=True)
     assert abs(float(shares[99]) * float(ZETA) * 100**1.6 - 1) < 1e-6
-    assert sum(share_of(number, 52) for number in range(1, 53)) == 1
+    assert sum(alpha_share(number, 52) for number in range(1, 53)) == 1
 
 
 def test_bounds_of_a_slot_take_its_part_of_the_allowed_failure_and_all_hold_at_once() -> None:
     selection = SelectionConfig(name="s", detectors=["loss"])
-    slot = Slot(1, ALPHA, share_of(1, SCANS))
+    slot = Slot(1, ALPHA, alpha_share(1, SCANS))
     assert 0 <= Level.of(selection, slot).confidence - (1 - Fraction(1, 20) / SCANS) < Fraction(1, 10**5)
     confidence, rng, runs = Level.of(selection, slot).confidence, np.random.default_rng(8), 100
     failed = 0

@@ -8,7 +8,7 @@ from scipy.stats import binom
 from test_blind_validity import Means
 
 from pipeline.checks.blind import TAIL_LEVEL as LEVEL
-from pipeline.checks.blind import blind_of, blind_tail, cauchy, word_model
+from pipeline.checks.blind import blind_result, blind_tail, cauchy, word_model
 from pipeline.checks.dependence import LARGE
 from pipeline.checks.held_out_auc import Compared, HeldOut, held_out
 from pipeline.checks.tail_check import one_role_p
@@ -72,7 +72,7 @@ def test_two_percent_of_another_genre_is_found_where_the_blind_test_sees_nothing
     for seed in range(1):
         held = halved(n, genre(np.random.default_rng(seed), n // 50), seed)
         p_value, tail, _ = blind_tail(held)
-        assert blind_of(held).outcome != "failed"
+        assert blind_result(held).outcome != "failed"
         assert p_value <= LEVEL
         assert tail[-n // 50 :].mean() > 0.8
         assert tail.mean() < 0.06

@@ -18,7 +18,7 @@ import pytest
 from scipy.special import ndtri
 from simulation import Estimate
 
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     EXPECTED,
     MIRROR,
     MaskedOrder,

@@ -78,7 +78,7 @@ def log_prob(ids: Sequence[int], position: int) -> float:
     return -0.02 - zlib.crc32(repr(list(ids[: position + 1])).encode()) % 9000 / 1000
 
 
-def tokens_of(text: str, kind: str = "bytes", bos: str = "") -> Tokens:
+def adapter_tokens(text: str, kind: str = "bytes", bos: str = "") -> Tokens:
     """The tokens of a text, with a BOS of this name before them."""
     encoding = tokenizer(kind).encode(text, add_special_tokens=False)
     ids, marked = list(encoding.ids), list(encoding.tokens)
@@ -137,7 +137,7 @@ def refused(body: dict[str, Any], known: str) -> Any:
 def openai_legacy(body: dict[str, Any]) -> Any:
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     return echo(tokens.legacy, [None, *tokens.expected], body["prompt"], body["max_tokens"])
 
 
@@ -145,7 +145,7 @@ def vllm(body: dict[str, Any], decode: Callable[[Tokens], list[str]] = lambda t:
     """Prompt log-probabilities by id, with rank and text; the likeliest token stands behind the prompt's own."""
     if echoing(body):
         return refused(body, "prompt_logprobs")
-    tokens = tokens_of(body["prompt"], **kind)
+    tokens = adapter_tokens(body["prompt"], **kind)
     texts, candidates = decode(tokens), 1 + body["prompt_logprobs"]
     entries: list[Any] = [None]
     for place in range(1, len(tokens.ids)):
@@ -194,7 +194,7 @@ def vllm_echo(body: dict[str, Any]) -> Any:
     """Generates at least one token and does not list it where none was requested; -inf is -9999."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], "sentencepiece", bos="<s>")
+    tokens = adapter_tokens(body["prompt"], "sentencepiece", bos="<s>")
     values = [None, *(max(value, -9999.0) for value in tokens.expected)]
     answer = echo(
         ["<s>", *(text.strip() or text for text in tokens.decoded[1:])], values, body["prompt"], body["max_tokens"]
@@ -206,12 +206,12 @@ def vllm_echo(body: dict[str, Any]) -> Any:
 def vllm_token_ids(body: dict[str, Any]) -> Any:
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     return echo([f"token_id:{one}" for one in tokens.ids], [None, *tokens.expected], body["prompt"])
 
 
 def floats(body: dict[str, Any]) -> Any:
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     choice = {"text": " x", "prompt_logprobs": [None, *tokens.expected]}
     return {"choices": [choice], "usage": usage(len(tokens.ids), 1)}
 
@@ -220,7 +220,7 @@ def llama_cpp_python(body: dict[str, Any]) -> Any:
     """Does not list the BOS, has null for the first token behind it, and generates all that fits unless limited."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], "sentencepiece", bos="<s>")
+    tokens = adapter_tokens(body["prompt"], "sentencepiece", bos="<s>")
     texts = [one.decode("utf-8", "ignore") for one in tokens.data[1:]]
     generated = body["max_tokens"] or 40 - len(texts) % 7
     return echo(texts, [None, *tokens.values[2:]], body["prompt"], generated, len(texts) + 1)
@@ -230,14 +230,14 @@ def behind_a_bos(body: dict[str, Any]) -> Any:
     """Does not list the BOS, and has a value for the first token."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], bos="<|endoftext|>")
+    tokens = adapter_tokens(body["prompt"], bos="<|endoftext|>")
     return echo(tokens.decoded[1:], tokens.values[1:], body["prompt"], counted=len(tokens.ids))
 
 
 def llama_cpp_content(body: dict[str, Any]) -> Any:
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     content = [
         {"id": one, "token": text, "bytes": list(data), "logprob": value, "top_logprobs": []}
         for one, text, data, value in zip(
@@ -253,7 +253,7 @@ def together(body: dict[str, Any]) -> Any:
     """The prompt stands beside the choices."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], "sentencepiece", bos="<s>")
+    tokens = adapter_tokens(body["prompt"], "sentencepiece", bos="<s>")
     listed = {"token_ids": tokens.ids, "tokens": tokens.marked, "token_logprobs": [None, *tokens.expected]}
     choice = {"text": " so", "logprobs": {"tokens": [" so"], "token_logprobs": [-0.3]}}
     beside = [{"text": f"<s> {body['prompt']}", "logprobs": listed}]
@@ -264,7 +264,7 @@ def sglang(body: dict[str, Any]) -> Any:
     """Lists marks of the vocabulary and no usage."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     answer = echo(tokens.marked, [None, *tokens.expected], body["prompt"], body["max_tokens"])
     del answer["usage"]
     return answer
@@ -274,7 +274,7 @@ def always_sixteen(body: dict[str, Any]) -> Any:
     """Ignores max_tokens."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     return echo(tokens.legacy, [None, *tokens.expected], body["prompt"], 16)
 
 
@@ -288,7 +288,7 @@ def sixteen_uncounted(body: dict[str, Any]) -> Any:
 def first_is_zero(body: dict[str, Any]) -> Any:
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], bos="<|begin_of_text|>")
+    tokens = adapter_tokens(body["prompt"], bos="<|begin_of_text|>")
     return echo(tokens.decoded, [0.0, *tokens.expected], body["prompt"], body["max_tokens"])
 
 
@@ -296,7 +296,7 @@ def uncased(body: dict[str, Any]) -> Any:
     """Lower case, continued words marked, and special tokens on both sides."""
     if not echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"], "wordpiece", bos="[CLS]")
+    tokens = adapter_tokens(body["prompt"], "wordpiece", bos="[CLS]")
     return echo([*tokens.marked, "[SEP]"], [None, *tokens.expected, -1.5], body["prompt"])
 
 
@@ -312,7 +312,7 @@ Read = Callable[[str], list[float]]
 
 
 def all_but_first(kind: str = "bytes", bos: str = "", left_out: int = 1, more: Sequence[float] = ()) -> Read:
-    return lambda text: [*tokens_of(text, kind, bos).values[left_out:], *more]
+    return lambda text: [*adapter_tokens(text, kind, bos).values[left_out:], *more]
 
 
 GOOD: dict[str, tuple[Respond, Read]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 FOREIGN = {
     "pipeline.config.yaml.load_yaml": "PyYAML: what it was scanning, and where; Python adds advice on long numbers",
     "pipeline.corpus.formats.jsonl.json_fault": "Python adds advice on long numbers",
-    "pipeline.corpus.pictures.picture_problem": "Pillow: the two sizes, before its guess",
+    "pipeline.corpus.picture_files.picture_problem": "Pillow: the two sizes, before its guess",
     "pipeline.corpus.unpacking.Unpacked._refuse_memory": "zstandard: errors of memory have its only class",
     "pipeline.endpoint.keys.error_without_key": "the only place that shortens the message of a client",
     "pipeline.errors.error_line": "the only place that shortens the message of a library",

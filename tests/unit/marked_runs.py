@@ -15,7 +15,7 @@ from commands import ended
 from benchmarks.small_model import WORDS
 from pipeline.answers.collection_test import version_part
 from pipeline.plan.description import build_config
-from pipeline.selection.versions import VersionScores, joined_versions
+from pipeline.selection.version_scores import VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
@@ -81,7 +81,7 @@ def write_items(folder: Path, suffix: str, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def scores_of(path: Path, columns: Sequence[str] = ("loss",)) -> VersionScores:
+def finite_scores(path: Path, columns: Sequence[str] = ("loss",)) -> VersionScores:
     """The scores of the versions of the finished run of a configuration."""
     config = build_config(yaml.safe_load(path.read_text()))
     store = Store(config.run)

@@ -14,7 +14,7 @@ from pipeline.checks.resolution import resolution
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
-from pipeline.corpus.keys import excerpt_of
+from pipeline.corpus.keys import make_excerpt
 from pipeline.run.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
 from pipeline.run.records import write_record
 from pipeline.run.status import Counts, StatusFile
@@ -29,8 +29,8 @@ from pipeline.run.summary import (
     summary_file,
 )
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
+from pipeline.selection.folds import PLAIN
 from pipeline.selection.guarantees import Outcome, StrictAnswer
-from pipeline.selection.passes import PLAIN
 from pipeline.selection.procedures import Decision
 from pipeline.selection.procedures.estimating import strict
 from pipeline.selection.procedures.record import decide
@@ -160,7 +160,7 @@ def _select(
             "loss": pa.array([audit[row] for row in rows], pa.float64()),
             "source": pa.array([str(source)] * len(rows), pa.string()),
             "row": pa.array(rows, pa.int64()),
-            "excerpt": pa.array([excerpt_of(texts[row], 200) for row in rows], pa.string()),
+            "excerpt": pa.array([make_excerpt(texts[row], 200) for row in rows], pa.string()),
         }
     )
     store.write_table(f"selection/{name}/selected.parquet", selected)

@@ -6,7 +6,7 @@ from pipeline.answers.select import run_digests
 from pipeline.checks.diagnostics import blind_file
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
-from pipeline.run.digests import digests_file, digests_of, scores_digest, write_digests
+from pipeline.run.digests import digests_file, file_digests, scores_digest, write_digests
 from pipeline.run.records import MANIFEST_FILE, SHARDS_FILE, write_part
 from pipeline.run.status import STATUS_FILE
 from pipeline.run.summary import BlindDiagnostic
@@ -46,7 +46,7 @@ def sign(store: Store) -> Store:
         if selection != HISTORY and store.names(f"selection/{selection}"):
             paths = store.fs.find(store.path(f"selection/{selection}"))
             names = [path[len(store.root) + 1 :] for path in paths]
-            files = digests_of(store, [name for name in names if name != digests_file(selection)])
+            files = file_digests(store, [name for name in names if name != digests_file(selection)])
             write_digests(store, selection, {**shared, **files}, scores)
     return store
 

@@ -24,9 +24,9 @@ from pipeline.run.plan import make_plan
 from pipeline.run.status import run_status
 from pipeline.series.scans import read_schedule
 from pipeline.stages.audited_texts import AUDITED_FILE, write_audited_keys
-from pipeline.stages.base import Wanted
+from pipeline.stages.base import StagePlan
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 from ray_jobs.audit import RunResult, run_audit
@@ -73,7 +73,7 @@ def test_only_audit_documents_are_left_out_and_each_is_counted(tmp_path: Path, t
     config = scan(tmp_path, tiny_model_folder, "scan", list(range(30)))
     store = Store(config.run)
     keys = np.array([text_key(text_of(number)) for number in [*range(12), 1000]], dtype=np.int64)
-    (stage,) = stages_of(Wanted(config, already_audited=write_audited_keys(store, keys)))
+    (stage,) = plan_stages(StagePlan(config, already_audited=write_audited_keys(store, keys)))
     receipts = list(finish_shards(stage, make_plan(config).shards, store, 1))
     counts = {role: sum(r.n_judged for r in receipts if isinstance(r, Receipt) and r.role == role) for role in ROLES}
     assert counts == {"audit": 12, "unseen": 0, "seen": 0}
@@ -154,11 +154,11 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     ledger = str(tmp_path / "ledger")
     series = {"ledger": ledger, "alpha": 0.2, "horizon": 4}
 
-    def scan_of(name: str, audit: list[int], model: Path = tiny_model_folder) -> AuditConfig:
+    def find_scan(name: str, audit: list[int], model: Path = tiny_model_folder) -> AuditConfig:
         return scan(tmp_path, model, name, audit, series=series, against=ledger)
 
     _, second, third = scans = [
-        scan_of(name, list(numbers))
+        find_scan(name, list(numbers))
         for name, numbers in (("first", range(10)), ("second", range(40)), ("third", range(20, 50)))
     ]
     for config in scans:
@@ -174,7 +174,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     with pytest.raises(UserError, match=f"started with against {ledger}, now none"):
         run(scan(tmp_path, tiny_model_folder, "second", list(range(40)), series=series))
 
-    without = scan_of("without", list(range(15)))
+    without = find_scan("without", list(range(15)))
     outcome, lines = run(without)
     assert (outcome.exit_code, outcome.status.state, outcome.selections) == (ExitCode.DONE, "complete", [])
     assert any("15 audit documents are already audited" in line and "nothing is selected" in line for line in lines)
@@ -187,7 +187,7 @@ def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well
     shutil.copytree(tiny_model_folder, tmp_path / "model")  # the same weights with another digest
     settings = json.loads((tmp_path / "model/config.json").read_text())
     (tmp_path / "model/config.json").write_text(json.dumps({**settings, "comment": "another"}))
-    other = scan_of("other", list(range(25)), tmp_path / "model")
+    other = find_scan("other", list(range(25)), tmp_path / "model")
     _, lines = run(other)
     assert audited(other.run) == names(*range(25))
     said = [line for line in lines if line.startswith("against: a run is not counted")]

@@ -23,7 +23,7 @@ from pipeline.models.arithmetic import (
 )
 from pipeline.models.load import open_model
 from pipeline.plan.description import build_config
-from pipeline.run.dtypes import Deciding, decide_types, read_arithmetic, with_types
+from pipeline.run.dtypes import WorkerFacts, decide_types, read_arithmetic, with_types
 from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
 
@@ -179,7 +179,7 @@ def test_every_model_and_training_of_an_audit_is_decided(half_model: Path, tmp_p
     settings |= {"detectors": ["reference", {"fsd": {"base": "loss", "adapter": "low"}}]}
     settings |= {"fsd": {"adapters": {"low": {"rank": 4, "dtype": "auto"}}}}
     config = build_config({"run": str(tmp_path), "model": model, "corpus": files, **settings})
-    decided = decide_types(config, None, lambda: Deciding(OLD_CPU, 1), lambda line: None)
+    decided = decide_types(config, None, lambda: WorkerFacts(OLD_CPU, 1), lambda line: None)
     typed = with_types(config, decided.types)
     assert {key: one.dtype for key, one in decided.types.items()} == dict.fromkeys(
         ("model", "reference_model", "fsd"), "float32"

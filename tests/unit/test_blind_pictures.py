@@ -11,7 +11,7 @@ import pytest
 from picture_models import encoded, picture_audit
 from PIL import Image
 
-from pipeline.checks.blind import PictureLooks, blind, blind_test, looks_of, picture_features
+from pipeline.checks.blind import PictureLooks, blind, blind_test, picture_features, read_picture_looks
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 
@@ -30,7 +30,7 @@ def collection(seed: int, form: str = "JPEG", shift: int = 0, size: int = 24, **
 
 @cache
 def looks(seed: int, form: str = "JPEG", **settings: int) -> list[PictureLooks]:
-    return [looks_of(data) for data in collection(seed, form, **settings)]
+    return [read_picture_looks(data) for data in collection(seed, form, **settings)]
 
 
 def test_two_halves_of_one_collection_are_not_told_apart() -> None:

@@ -167,11 +167,11 @@ def documents(seed: int = 0) -> tuple[dict[str, np.ndarray], dict[Any, np.ndarra
     return columns, roles
 
 
-def names_of(audited: list[str | None]) -> pa.Array:
+def registered_names(audited: list[str | None]) -> pa.Array:
     return pa.array([*[None] * 500, *audited], pa.string())
 
 
-GROUPS = names_of([*(f"g{i // 20}" for i in range(200)), *[None] * 100])
+GROUPS = registered_names([*(f"g{i // 20}" for i in range(200)), *[None] * 100])
 FAMILY = np.concatenate([np.arange(500), 500 + np.arange(200) // 20, np.arange(600, 700)])
 
 

@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipeline.config.models import ModelConfig
 from pipeline.models.devices import nominal_memory
 from pipeline.models.load import open_picture_model
-from pipeline.models.pictures import picture_prompt, picture_token
+from pipeline.models.picture_prompts import picture_prompt, picture_token
 from pipeline.passes import budget
-from pipeline.passes.budget import Budget, Card, budget_of, shape_of
+from pipeline.passes.budget import Budget, Card, pass_budget, read_shape
 from pipeline.passes.gradient import _Sweep
 
 GIB = 1 << 30
@@ -116,7 +116,7 @@ def counted(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[float, floa
 def test_the_arithmetic_of_passes_weights_and_a_cache_is_what_is_counted_on_meta(name: str) -> None:
     config = SHAPES[name]
     for dtype in (torch.bfloat16, torch.float32):
-        shape = shape_of(config, str(dtype).removeprefix("torch."))
+        shape = read_shape(config, str(dtype).removeprefix("torch."))
         kept, peak = counted(name, dtype)
         assert budget.kept_bytes(shape, LENGTH) == pytest.approx(kept, rel=0.15)
         assert budget.forward_bytes(shape, LENGTH) == pytest.approx(peak, rel=0.15)
@@ -126,20 +126,20 @@ def test_the_arithmetic_of_passes_weights_and_a_cache_is_what_is_counted_on_meta
     with torch.inference_mode():
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) / (BATCH * LENGTH)
-    two = shape_of(model.config, "bfloat16")
+    two = read_shape(model.config, "bfloat16")
     assert budget.cache_bytes(two) == held
     numbers = sum(parameter.numel() for parameter in model.parameters())
     assert two.weights == pytest.approx(2 * numbers, rel=0.01)
-    assert shape_of(model.config, "bfloat16", numbers).weights == pytest.approx(2 * numbers, rel=1e-6)
+    assert read_shape(model.config, "bfloat16", numbers).weights == pytest.approx(2 * numbers, rel=1e-6)
 
 
 @pytest.mark.parametrize("memory", [16, 24, 40, 80, 141])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int) -> None:
     config = SHAPES[name]
-    shape = shape_of(config, "bfloat16")
+    shape = read_shape(config, "bfloat16")
     kept, peak = counted(name)
-    found = budget_of(shape, Card(memory * GIB), LENGTH)
+    found = pass_budget(shape, Card(memory * GIB), LENGTH)
     left = memory * GIB - shape.weights - budget.HEAD_BYTES
     if left < 0.15 * memory * GIB:
         assert found == Budget(0, 0, 0)
@@ -153,24 +153,26 @@ def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int
 
 def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_state_alike() -> None:
     memory, half = 3_600_000_000, replace(WIDE, weights=800_000_000)  # of 85% less 2 GiB and weights 112.5 MB are left
-    several = budget_of(replace(WIDE, weights=700_000_000), Card(memory, 2.0), 7, [replace(WIDE, weights=900_000_000)])
+    several = pass_budget(
+        replace(WIDE, weights=700_000_000), Card(memory, 2.0), 7, [replace(WIDE, weights=900_000_000)]
+    )
     assert several == Budget(forward=7 << 12, gradient=4 << 11, cache=7 << 16)  # of 29,609, 9,488 and 468,818
     for card in (Card(memory), Card(2 * memory, 0.5)):
-        assert budget_of(half, card, 7) == Budget(7 << 12, 4 << 10, 7 << 15)  # of 29,609, 4,744 and 234,409
-    assert budget_of(WIDE, Card(80 * GIB), 7) == Budget(65536, 65536, 4 << 25)
+        assert pass_budget(half, card, 7) == Budget(7 << 12, 4 << 10, 7 << 15)  # of 29,609, 4,744 and 234,409
+    assert pass_budget(WIDE, Card(80 * GIB), 7) == Budget(65536, 65536, 4 << 25)
     assert [budget.rounded(tokens) for tokens in (-5.0, 1.9, 7.5, 9.0, 31.0)] == [0, 1, 7, 8, 28]
-    shape, large = (shape_of(SHAPES[name], "bfloat16") for name in ("Llama-3-8B", "Llama-3-70B"))
-    assert budget_of(large, Card(80 * GIB), 1024) == Budget(0, 0, 0)
-    assert budget_of(large, Card(80 * GIB, 4), 1024).gradient > 1024
+    shape, large = (read_shape(SHAPES[name], "bfloat16") for name in ("Llama-3-8B", "Llama-3-70B"))
+    assert pass_budget(large, Card(80 * GIB), 1024) == Budget(0, 0, 0)
+    assert pass_budget(large, Card(80 * GIB, 4), 1024).gradient > 1024
     totals = [85_049_802_752, 85_100_000_000, 84_900_000_000]  # an H100 of 80 GB by several drivers
-    assert len({budget_of(shape, Card(nominal_memory(total)), 1024) for total in totals}) == 1
+    assert len({pass_budget(shape, Card(nominal_memory(total)), 1024) for total in totals}) == 1
     assert nominal_memory(3 * GIB + 5) == 3 * GIB
 
 
 def test_sizes_that_a_configuration_does_not_state_count_as_one() -> None:
     config = transformers.PretrainedConfig(vision_config=transformers.PretrainedConfig())
     config.vocab_size, config.hidden_size = 1000, 0
-    shape = shape_of(config, "bfloat16")
+    shape = read_shape(config, "bfloat16")
     layer = budget.Shape(1, 1, 1, 1, 1, intermediate=4, vocabulary=1000, width=2, weights=0)
     assert replace(shape, tower=None, weights=0) == shape.tower == layer
 
@@ -192,38 +194,38 @@ def test_the_bytes_of_a_token_are_sums_over_what_norms_attention_and_products_ho
         assert budget.forward_bytes(shape, 7) == forward
     assert budget.layer_parameters(WIDE) == 100 * (2 * 60 + 2 * 20 + 3 * 500)
     config = SHAPES["Llama-3-8B"]
-    assert all(shape_of(config, dtype).width == getattr(torch, dtype).itemsize for dtype in budget.WIDTHS)
-    eight, four = (shape_of(config, "bfloat16", 10**12, name).weights / 10**12 for name in ("8bit", "4bit"))
+    assert all(read_shape(config, dtype).width == getattr(torch, dtype).itemsize for dtype in budget.WIDTHS)
+    eight, four = (read_shape(config, "bfloat16", 10**12, name).weights / 10**12 for name in ("8bit", "4bit"))
     assert 0.5 < four < 0.75 < 1.0 < eight < 1.25
-    assert shape_of(config, "bfloat16", 10).weights == 2 * 10
+    assert read_shape(config, "bfloat16", 10).weights == 2 * 10
 
 
 def test_one_key_serves_all_heads_and_a_token_passes_the_experts_that_it_chooses() -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     for multi_query, heads in ((True, 1), (False, 4)):
         falcon = transformers.FalconConfig(**sizes, multi_query=multi_query, new_decoder_architecture=False)
-        assert shape_of(falcon, "bfloat16").key_value_heads == heads
-    assert shape_of(transformers.GPT2Config(n_embd=64, n_head=4), "bfloat16").intermediate == 4 * 64
-    assert shape_of(_config(transformers.LlamaConfig, 64, 2, 4, 1, 256, 100), "bfloat16").key_value_heads == 1
+        assert read_shape(falcon, "bfloat16").key_value_heads == heads
+    assert read_shape(transformers.GPT2Config(n_embd=64, n_head=4), "bfloat16").intermediate == 4 * 64
+    assert read_shape(_config(transformers.LlamaConfig, 64, 2, 4, 1, 256, 100), "bfloat16").key_value_heads == 1
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
     qwen = transformers.Qwen2MoeConfig(**sizes, **experts, moe_intermediate_size=48)
-    assert shape_of(qwen, "bfloat16").intermediate == 2 * 48
+    assert read_shape(qwen, "bfloat16").intermediate == 2 * 48
     single = transformers.Qwen2MoeConfig(**sizes, **{**experts, "num_experts_per_tok": 1}, moe_intermediate_size=48)
-    assert shape_of(single, "bfloat16").intermediate == 256, "of the layers without experts"
+    assert read_shape(single, "bfloat16").intermediate == 256, "of the layers without experts"
     mixtral = transformers.MixtralConfig(**sizes, num_experts_per_tok=2, intermediate_size=256)
-    assert shape_of(mixtral, "bfloat16").intermediate == 2 * 256
+    assert read_shape(mixtral, "bfloat16").intermediate == 2 * 256
 
 
 def test_other_architectures_are_counted_generously() -> None:
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
     neox = transformers.GPTNeoXConfig(vocab_size=1000, **sizes)
-    shape = shape_of(neox, "bfloat16")
+    shape = read_shape(neox, "bfloat16")
     assert not shape.gated
     assert budget.kept_bytes(shape, LENGTH) > 0.9 * counted_kept(neox, torch.bfloat16, 2)
     assert budget.forward_bytes(shape, LENGTH) > 0.9 * counted_peak(neox, torch.bfloat16)
     parameters = on_meta(neox, torch.bfloat16, 2).parameters()
     assert shape.weights == pytest.approx(2 * sum(parameter.numel() for parameter in parameters), rel=0.02)
-    assert shape_of(transformers.Gemma2Config(), "bfloat16").attention == "quadratic"
+    assert read_shape(transformers.Gemma2Config(), "bfloat16").attention == "quadratic"
 
 
 SMALL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4}
@@ -247,11 +249,11 @@ def test_the_tower_of_a_model_of_pictures_needs_no_more_than_is_reckoned_a_token
     counted = alive.peak / (4 * (config.image_size // config.patch_size) ** 2)
     whole = {"vision_config": config, "text_config": transformers.LlamaConfig(**SMALL)}
     whole |= {"scale_factor": 2} if patches == 4 else {}
-    shape = shape_of((transformers.LlavaConfig if patches == 1 else transformers.Idefics3Config)(**whole), "bfloat16")
+    shape = read_shape((transformers.LlavaConfig if patches == 1 else transformers.Idefics3Config)(**whole), "bfloat16")
     assert shape.patches == patches
     assert counted < budget.forward_bytes(shape, LENGTH) / patches < 2 * counted
-    text = shape_of(whole["text_config"], "bfloat16")
-    assert budget_of(shape, Card(4 * GIB), LENGTH).forward < budget_of(text, Card(4 * GIB), LENGTH).forward
+    text = read_shape(whole["text_config"], "bfloat16")
+    assert pass_budget(shape, Card(4 * GIB), LENGTH).forward < pass_budget(text, Card(4 * GIB), LENGTH).forward
 
 
 @pytest.mark.parametrize("save", SAVE.values(), ids=SAVE)
@@ -261,7 +263,7 @@ def test_the_shape_of_a_model_of_pictures_says_how_many_patches_are_a_token(
     save(tmp_path)
     lm = open_picture_model(ModelConfig(path=str(tmp_path), dtype="float32"))
     model: Any = lm.model
-    shape = shape_of(model.config, "float32", sum(parameter.numel() for parameter in model.parameters()))
+    shape = read_shape(model.config, "float32", sum(parameter.numel() for parameter in model.parameters()))
     assert (shape.hidden, shape.tower.hidden, shape.tower.layers, shape.tower.heads) == (64, 32, 2, 2)
     assert (shape.tower.head_size, shape.tower.intermediate) == (16, 64)
     prompt = picture_prompt(lm, random_pictures([(56, 56)])[0])

@@ -21,7 +21,7 @@ from pipeline.models import probe
 from pipeline.models.copies import few_layers
 from pipeline.models.load import check_model, open_model, open_paraphraser, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.probe import check_causal, float32_fault, reader_of
+from pipeline.models.probe import check_causal, choose_reader, float32_fault
 
 CAUSAL = (
     "arcee", "bamba", "biogpt", "bloom", "codegen", "cohere", "cohere2", "ctrl", "dbrx", "deepseek_v2", "deepseek_v3",
@@ -58,7 +58,7 @@ def test_a_causal_architecture_opens_in_float32_and_bfloat16(kind: str, caplog: 
     check_causal(opened(model), kind)
     small = few_layers(model)
     assert small is not None, "there is a copy to try in the place of half precision"
-    assert float32_fault(reader_of(opened(small))) is None
+    assert float32_fault(choose_reader(opened(small))) is None
     assert not [record for record in caplog.records if record.name == probe.__name__]
 
 
@@ -71,7 +71,7 @@ def test_a_model_that_reads_both_directions_is_refused_with_its_class(kind: str)
     told = ["is_decoder: false"] if getattr(model.config, "is_decoder", None) is False else []
     assert [part for part in line.split("; its config.json states ")[1:] if "is_decoder" in part] == told
     small = few_layers(model)
-    assert float32_fault(reader_of(opened(small))) is not None
+    assert float32_fault(choose_reader(opened(small))) is not None
     assert name in user_error(check_causal, opened(model.to(torch.bfloat16)), kind)
 
 
@@ -185,7 +185,7 @@ def test_attention_in_chunks_is_tried_on_more_than_one_chunk() -> None:
         "reformer", lsh_attn_chunk_length=64, local_attn_chunk_length=64, max_position_embeddings=512
     )  # fmt: skip
     lm = LanguageModel(model, PlainTokenizer(), torch.device("cpu"), 512)
-    assert float32_fault(reader_of(lm)) is None
+    assert float32_fault(choose_reader(lm)) is None
     assert "ReformerModelWithLMHead " in (line := user_error(check_causal, lm, "reformer"))
     assert "(in a text of up to 150 tokens" in line
 
@@ -270,7 +270,7 @@ def test_a_model_whose_tokenizer_reads_no_english_opens(method: str, tmp_path: P
 
 
 def test_smollm2_is_within_the_tolerance_alone_again_and_padded(smollm2: LanguageModel) -> None:
-    reader = reader_of(smollm2)
+    reader = choose_reader(smollm2)
     for texts in reader.attempts:
         moved = probe._differences(reader, texts, repeated=True)
         assert max(moved.changed, moved.again, moved.beside) < moved.limit / 4
@@ -305,7 +305,7 @@ def test_a_model_that_fails_on_a_short_text_is_one_line(tiny_model_folder: Path,
 def test_a_picture_model_is_tried_on_text_behind_a_picture(kind: str, dtype: str, tmp_path: Path) -> None:
     SAVE[kind](tmp_path)
     lm = open_picture_model(ModelConfig(path=str(tmp_path), dtype=dtype))
-    reader = reader_of(lm)
+    reader = choose_reader(lm)
     assert reader.before > 4
     if dtype == "bfloat16":
         assert few_layers(lm.model, None) is not None

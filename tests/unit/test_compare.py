@@ -59,7 +59,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 
 Runs = dict[str, Path]
-Ask = Callable[..., tuple[str, Any]]
+Fold = Callable[..., tuple[str, Any]]
 Refused = Callable[..., str]
 
 
@@ -67,7 +67,7 @@ def selected_in(file: Path, column: str = "doc_id") -> set[Any]:
     return set(pq.read_table(file)[column].to_pylist())
 
 
-def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, tmp_path: Path) -> None:
+def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Fold, tmp_path: Path) -> None:
     text, report = ask("joint", runs["a"], runs["b"])
     assert "are selected as clean under every one of 2 models at alpha 0.2 (finite-sample)" in text
     assert "not guaranteed to stay at or below alpha" in text
@@ -99,7 +99,7 @@ def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Ask, t
 
 
 def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
-    runs: Runs, ask: Ask, refused: Refused
+    runs: Runs, ask: Fold, refused: Refused
 ) -> None:
     line = refused("joint", runs["a"], runs["c"])
     assert "audited 60 and 40 documents and share 39; 1 more have the same id and another text: --shared" in line
@@ -108,7 +108,9 @@ def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
     assert any("share 39" in line for line in report["warnings"])
 
 
-def test_the_same_model_twice_and_a_run_that_a_check_contradicts_are_told(runs: Runs, ask: Ask, tmp_path: Path) -> None:
+def test_the_same_model_twice_and_a_run_that_a_check_contradicts_are_told(
+    runs: Runs, ask: Fold, tmp_path: Path
+) -> None:
     shutil.copytree(runs["a"], tmp_path / "twin")
     _, report = ask("joint", runs["a"], tmp_path / "twin")
     assert re.match("same model twice: .*/a and .*/twin have the fingerprint", report["warnings"][0])
@@ -155,7 +157,7 @@ def test_what_cannot_be_joined_is_one_line(runs: Runs, refused: Refused, tmp_pat
 
 
 def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
-    runs: Runs, ask: Ask, tmp_path: Path
+    runs: Runs, ask: Fold, tmp_path: Path
 ) -> None:
     text, comparison = ask("compare", runs["a"], runs["b"])
     (change,) = comparison["selections"]
@@ -188,7 +190,7 @@ def test_a_comparison_counts_what_was_gained_and_lost_and_says_what_that_is_not(
 
 
 def test_the_page_of_a_comparison_needs_nothing_else_and_shows_ids_as_text(
-    runs: Runs, ask: Ask, tmp_path: Path
+    runs: Runs, ask: Fold, tmp_path: Path
 ) -> None:
     twin = tmp_path / "b<script>alert(1)</script>"
     shutil.copytree(runs["b"], twin)
@@ -202,7 +204,7 @@ def test_the_page_of_a_comparison_needs_nothing_else_and_shows_ids_as_text(
 
 
 def test_settings_data_and_selections_that_differ_are_listed_and_no_others(
-    runs: Runs, ask: Ask, tmp_path: Path
+    runs: Runs, ask: Fold, tmp_path: Path
 ) -> None:
     other = copied(runs["a"], tmp_path / "d", SEEN_BY_A, 9, "model a", ["selections.0.alpha=0.3"])
     amend(other, "manifest.json", {"versions": {"torch": "1.0"}})
@@ -220,7 +222,7 @@ def test_settings_data_and_selections_that_differ_are_listed_and_no_others(
     assert sum(change[f"n_{kind}"] for kind in ("kept", "gained", "lost", "neither")) == 39
 
 
-def test_scores_of_two_detectors_are_compared(runs: Runs, ask: Ask, tmp_path: Path) -> None:
+def test_scores_of_two_detectors_are_compared(runs: Runs, ask: Fold, tmp_path: Path) -> None:
     other = copied(runs["b"], tmp_path / "zlib", SEEN_BY_B, 9, "model b", ["selections.0.detectors=[zlib]"])
     _, comparison = ask("compare", runs["a"], other)
     (pair,) = comparison["selections"][0]["scores"]

@@ -22,9 +22,9 @@ from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, collapsed, fetch_texts, read_shard, text_key
 from pipeline.corpus.files import Extent
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
-from pipeline.corpus.keys import excerpt_of, excerpts_of
+from pipeline.corpus.keys import make_excerpt, make_excerpts
 from pipeline.corpus.shard import Shard
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
@@ -226,10 +226,10 @@ def test_excerpts_come_from_their_rows(every_format: dict[str, str]) -> None:
 
 
 def test_an_excerpt_is_one_line_and_says_where_it_goes_on() -> None:
-    assert excerpt_of("one\n\n two\tthree ", 50) == "one two three"
-    assert excerpt_of("word " * 100, 12) == "word word wo…"
-    assert excerpt_of("a\u202eb\x1b[31m", 50) == "a⟨U+202E⟩b⟨U+001B⟩[31m"
-    assert excerpt_of(" " * 1000 + "late", 10) == "…"
+    assert make_excerpt("one\n\n two\tthree ", 50) == "one two three"
+    assert make_excerpt("word " * 100, 12) == "word word wo…"
+    assert make_excerpt("a\u202eb\x1b[31m", 50) == "a⟨U+202E⟩b⟨U+001B⟩[31m"
+    assert make_excerpt(" " * 1000 + "late", 10) == "…"
 
 
 def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -> None:
@@ -237,13 +237,13 @@ def test_excerpts_are_of_the_rows_whose_text_is_still_the_same(tmp_path: Path) -
     pq.write_table(pa.table({"text": texts}), path)
     (shard,) = shards_of(str(path))
     keys = [text_key(text) for text in texts]
-    assert excerpts_of(shard, [2, 1], [keys[2], keys[1]], 20) == ["third", "second text"]
-    assert excerpts_of(shard, [0, 1], [keys[1], keys[1]], 20) == [None, "second text"]
-    assert excerpts_of(shard, [0, 7], [keys[0], keys[0]], 20) == ["first", None]
+    assert make_excerpts(shard, [2, 1], [keys[2], keys[1]], 20) == ["third", "second text"]
+    assert make_excerpts(shard, [0, 1], [keys[1], keys[1]], 20) == [None, "second text"]
+    assert make_excerpts(shard, [0, 7], [keys[0], keys[0]], 20) == ["first", None]
     pq.write_table(pa.table({"body": texts}), path)
-    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+    assert make_excerpts(shard, [0], keys[:1], 20) == [None]
     path.unlink()
-    assert excerpts_of(shard, [0], keys[:1], 20) == [None]
+    assert make_excerpts(shard, [0], keys[:1], 20) == [None]
 
 
 @given(st.text(st.sampled_from("ab  \n\t\xa0\u2003\x1f\x85\u200bé"), max_size=8))
@@ -274,7 +274,7 @@ def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_w
             pack = {".gz": gzip.compress, ".zst": zstandard.compress}
             path.write_bytes(pack.get(path.suffix, bytes)(jsonl(texts)))
         (entry,) = find_inputs(CorpusConfig(audit=SourceConfig(path=str(path))))
-        return extent_of(entry), len(texts)
+        return measure_extent(entry), len(texts)
 
     small, rows = extent(3, 50)
     assert (small.rows, small.exact) == (rows, True)

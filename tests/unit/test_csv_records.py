@@ -21,13 +21,13 @@ from pipeline.config.yaml import build
 from pipeline.corpus.csv_records import (
     BadRecord,
     count_records,
+    csv_record,
     csv_records,
     csv_rows,
-    record_of,
 )
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import Overlong
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource, RowEdits, TextEdit
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.notes import Notes
@@ -67,13 +67,13 @@ def lines_of(path: Path, **settings: Any) -> list[str]:
     return list(plan_checks(make_plan(config_of(path, **settings)))["lines"])
 
 
-def file_of(rows: list[str], header: str = "id,text", end: str = "\n") -> str:
+def file_path(rows: list[str], header: str = "id,text", end: str = "\n") -> str:
     return "".join(f"{row}{end}" for row in [header, *rows])
 
 
 def test_a_record_with_more_fields_than_the_header_is_named_with_its_line(tmp_path: Path) -> None:
     rows = [f"{row}, and more" if number % 20 == 7 else row for number, row in enumerate(ROWS)]
-    path = written(tmp_path, file_of(rows))
+    path = written(tmp_path, file_path(rows))
     wrong = {n: f"undecodable: line {n + 2} has 3 fields, and the header has 2" for n in (7, 27, 47)}
     assert problems(path) == wrong
     assert len(read(path)) == 60
@@ -83,7 +83,7 @@ def test_a_record_with_more_fields_than_the_header_is_named_with_its_line(tmp_pa
 
 
 def test_row_names_without_a_header_stop_the_plan(tmp_path: Path) -> None:
-    path = written(tmp_path, file_of([f'"{number}",{row}' for number, row in enumerate(ROWS)]))
+    path = written(tmp_path, file_path([f'"{number}",{row}' for number, row in enumerate(ROWS)]))
     refused = user_error(lines_of, path)
     assert "60 of 60 sampled documents of " in refused
     assert "line 2 has 3 fields, and the header has 2" in refused
@@ -91,19 +91,19 @@ def test_row_names_without_a_header_stop_the_plan(tmp_path: Path) -> None:
 
 def test_surplus_fields_that_are_empty_are_dropped(tmp_path: Path) -> None:
     """A spreadsheet writes a delimiter for every column that any row once had."""
-    path = written(tmp_path, file_of([f"{row},," if number % 2 else row for number, row in enumerate(ROWS)]))
+    path = written(tmp_path, file_path([f"{row},," if number % 2 else row for number, row in enumerate(ROWS)]))
     assert problems(path) == {}
     assert read(path)[1].text == "a text of plain words number 1"
     (line,) = [line for line in lines_of(path) if "more fields" in line]
     assert line.startswith(f"note: 30 records have more fields than the header of {path} (first: line 3), the last of")
-    path = written(tmp_path, file_of([f"{row}," for row in ROWS], header="id,text,"))
+    path = written(tmp_path, file_path([f"{row}," for row in ROWS], header="id,text,"))
     assert problems(path, id="id") == {}
     assert not [line for line in lines_of(path) if "more fields" in line]
 
 
 def test_missing_last_fields_are_empty_and_counted_unless_a_setting_names_them(tmp_path: Path) -> None:
     rows = [f"a text number {number}" + ("" if number % 3 else ",1,x") for number in range(60)]
-    path = written(tmp_path, file_of(rows, "text,year,section"))
+    path = written(tmp_path, file_path(rows, "text,year,section"))
     assert problems(path) == {}
     (line,) = [line for line in lines_of(path) if "last fields" in line]
     assert line == (
@@ -113,13 +113,13 @@ def test_missing_last_fields_are_empty_and_counted_unless_a_setting_names_them(t
     for setting in ("id", "group"):
         (found, *others) = problems(path, **{setting: "section"}).values()
         assert (found, len(others)) == (wrong, 39)
-    path = written(tmp_path, file_of([*ROWS[:5], "d5", *ROWS[6:]]))
+    path = written(tmp_path, file_path([*ROWS[:5], "d5", *ROWS[6:]]))
     assert problems(path) == {5: "undecodable: line 7 has 1 field, and the header has 2"}
 
 
 def test_a_missing_label_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     rows = [f"a text number {number}" + (",1" if number % 2 else ",0") for number in range(60)]
-    path = written(tmp_path, file_of([*rows, "the last one"], "text,label"))
+    path = written(tmp_path, file_path([*rows, "the last one"], "text,label"))
     config = {"labelled": {"path": str(path), "label": "label"}}
     plan = make_plan(build(AuditConfig, {"run": "run", "model": {"path": "none"}, "corpus": config}))
     found = [document for shard in plan.shards for document in read_shard(shard) if document.problem]
@@ -138,19 +138,19 @@ def test_blank_lines_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, 4, 59])
 def test_a_quote_that_is_never_closed_stops_with_its_line(tmp_path: Path, place: int) -> None:
     rows = [row.replace(",", ',"') if number == place else row for number, row in enumerate(ROWS)]
-    path = written(tmp_path, file_of(rows))
+    path = written(tmp_path, file_path(rows))
     refused = user_error(lines_of, path)
     assert (
         f"is damaged after row {max(0, place - 1)}: the quote that opens a field on line {place + 2} is not" in refused
     )
     assert user_error(read, path) == refused
-    assert "opens a field on line" in user_error(extent_of, make_plan(config_of(path)).inputs[0])
+    assert "opens a field on line" in user_error(measure_extent, make_plan(config_of(path)).inputs[0])
     documents = read(path, quoting="none")
     assert [document.text.startswith('"') for document in documents] == [number == place for number in range(60)]
 
 
 def test_a_quote_that_opens_in_the_header_stops_too(tmp_path: Path) -> None:
-    refused = user_error(read, written(tmp_path, file_of(ROWS, 'id,"text')))
+    refused = user_error(read, written(tmp_path, file_path(ROWS, 'id,"text')))
     assert "is not a readable CSV file: the quote that opens a field on line 1 is not closed" in refused
 
 
@@ -158,16 +158,16 @@ def test_a_quote_that_stays_open_beyond_the_longest_record_stops_with_its_line(t
     rows = [row.replace(",", ',"') if number == 3 else row for number, row in enumerate(ROWS)]
     found: list[Any] = []
     with pytest.raises(csv.Error, match="opens a field on line 5 is not closed"):
-        found += csv_records(io.BytesIO(file_of(rows).encode()), 200)
+        found += csv_records(io.BytesIO(file_path(rows).encode()), 200)
     rows[20] = rows[20] + '"'
-    found = list(csv_records(io.BytesIO(file_of(rows).encode()), 200))
+    found = list(csv_records(io.BytesIO(file_path(rows).encode()), 200))
     assert [type(one) for one in found[2:5]] == [dict, Overlong, dict]
     assert len(found) == 60 - 17
 
 
 def test_a_stray_quote_in_a_long_unquoted_record_hides_no_other(tmp_path: Path) -> None:
     rows = [*ROWS[:3], f'd3,a 5" pipe {"x" * 500}', *ROWS[4:]]
-    found = list(csv_records(io.BytesIO(file_of(rows).encode()), 200))
+    found = list(csv_records(io.BytesIO(file_path(rows).encode()), 200))
     assert [type(one) for one in found] == [dict] * 3 + [Overlong] + [dict] * 56
 
 
@@ -189,7 +189,7 @@ def test_a_stray_quote_in_a_long_unquoted_record_hides_no_other(tmp_path: Path) 
     ],
 )
 def test_the_quotes_of_a_field(tmp_path: Path, field: str, text: str | None) -> None:
-    path = written(tmp_path, file_of([ROWS[0], f"d1,{field}", ROWS[2]]))
+    path = written(tmp_path, file_path([ROWS[0], f"d1,{field}", ROWS[2]]))
     documents = read(path)
     assert [document.problem is None for document in documents[::2]] == [True, True]
     if documents[1].problem is None:
@@ -208,17 +208,17 @@ def test_rows_inside_a_field_are_a_warning(tmp_path: Path) -> None:
     closed = [f'{row}"' if number == 14 else row for number, row in enumerate(opened)]
     later = [row.replace(",", ',"') + '"' if number == 14 else row for number, row in enumerate(opened)]
     for rows, count, bad in ((closed, 55, 0), (later, 55, 1)):
-        path = written(tmp_path, file_of(rows))
+        path = written(tmp_path, file_path(rows))
         assert (len(read(path)), len(problems(path))) == (count, bad)
         (line,) = [line for line in lines_of(path) if "records themselves" in line]
         assert line.startswith(f"warning: 1 field holds lines that are records themselves in {path} (first: line 11)")
     again = [*ROWS[:5], '"d5","first, line', "id,text", 'last"', *ROWS[6:]]
-    assert [line for line in lines_of(written(tmp_path, file_of(again))) if "records themselves" in line]
+    assert [line for line in lines_of(written(tmp_path, file_path(again))) if "records themselves" in line]
 
 
 def test_a_bad_quote_is_named_with_both_numbers_where_they_differ(tmp_path: Path) -> None:
     rows = ['d0,"He said \\"stop\\", and left"', 'd1,"He said \\"stop\\" and left"', *ROWS[2:]]
-    found = problems(written(tmp_path, file_of(rows)))
+    found = problems(written(tmp_path, file_path(rows)))
     tail = "text follows the closing quote of a field (quotes in a quoted field are doubled; quoting: none reads all "
     tail += "quotes as text)"
     assert found == {
@@ -234,10 +234,10 @@ def test_few_records_in_a_long_field_are_a_warning(tmp_path: Path, before: str, 
     rows = [f"{row}{between}" for row in ROWS]
     rows[9] = f'd9,"{before}{ROWS[9]}{between}'
     rows[12] = f'd12,"a text in quotes"{between}'
-    path = written(tmp_path, file_of(rows))
+    path = written(tmp_path, file_path(rows))
     assert [line for line in lines_of(path) if "records themselves" in line]
     rows[12] = f'd12,a text that ends with a quote"{between}'
-    assert len(read(path := written(tmp_path, file_of(rows)))) == 57
+    assert len(read(path := written(tmp_path, file_path(rows)))) == 57
     assert problems(path) == {}
     assert [line for line in lines_of(path) if "records themselves" in line]
 
@@ -251,20 +251,20 @@ def test_few_records_in_a_long_field_are_a_warning(tmp_path: Path, before: str, 
     ],
 )
 def test_verse_code_and_letters_are_no_warning(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, file_of([*ROWS[:9], f'd9,"{text}"', *ROWS[10:]]))
+    path = written(tmp_path, file_path([*ROWS[:9], f'd9,"{text}"', *ROWS[10:]]))
     assert not [line for line in lines_of(path) if "records themselves" in line]
 
 
 def test_lines_of_prose_are_no_warning(tmp_path: Path) -> None:
     verses = '"The first line, which has a comma\nthe second has none\nthe third, too, has two\nso ends the text"'
-    path = written(tmp_path, file_of([f"d{number},{verses}" for number in range(5)] + ROWS[5:]))
+    path = written(tmp_path, file_path([f"d{number},{verses}" for number in range(5)] + ROWS[5:]))
     assert not [line for line in lines_of(path) if "records themselves" in line or "header" in line]
-    path = written(tmp_path, file_of(["one", '"two\nthree\nfour\nfive"'] * 20, "text"))
+    path = written(tmp_path, file_path(["one", '"two\nthree\nfour\nfive"'] * 20, "text"))
     assert not [line for line in lines_of(path) if "records themselves" in line]
 
 
 def test_a_header_in_the_middle_is_a_warning(tmp_path: Path) -> None:
-    path = written(tmp_path, file_of(ROWS[:30]) + file_of(ROWS[30:]))
+    path = written(tmp_path, file_path(ROWS[:30]) + file_path(ROWS[30:]))
     (line,) = [line for line in lines_of(path) if "header" in line]
     assert line.startswith(f"warning: 1 record repeats the header of {path} (first: line 32)")
     assert len(read(path)) == 61
@@ -274,17 +274,17 @@ def test_a_header_in_the_middle_is_a_warning(tmp_path: Path) -> None:
 def test_without_quoting_every_quote_is_text(tmp_path: Path, delimiter: str) -> None:
     texts = ['"opens', 'closes"', 'a "pair"', '"whole"', 'a 5" pipe', '""']
     rows = [delimiter.join((f"d{number}", text.replace(" ", "_"))) for number, text in enumerate(texts)]
-    path = written(tmp_path, file_of(rows, delimiter.join(("id", "text"))))
+    path = written(tmp_path, file_path(rows, delimiter.join(("id", "text"))))
     found = read(path, quoting="none", delimiter=delimiter)
     assert [document.text for document in found] == [text.replace(" ", "_") for text in texts]
     shard = shards_of(path, quoting="none", delimiter=delimiter)[0]
-    assert extent_of(make_plan(config_of(path, quoting="none", delimiter=delimiter)).inputs[0]).rows == 6
+    assert measure_extent(make_plan(config_of(path, quoting="none", delimiter=delimiter)).inputs[0]).rows == 6
     assert shard_fingerprint({}, shard)["quoting"] == "none"
     assert Shard.from_dict(shard.to_dict()) == shard
 
 
 def test_quoting_is_a_setting_of_csv_files(tmp_path: Path) -> None:
-    path = written(tmp_path, file_of(ROWS))
+    path = written(tmp_path, file_path(ROWS))
     assert shards_of(path, quoting="double") == shards_of(path)
     assert "quoting" not in shard_fingerprint({}, shards_of(path)[0])
     assert "quoting" not in config_of(path).model_dump(mode="json")["corpus"]["audit"]
@@ -296,25 +296,25 @@ def test_quoting_is_a_setting_of_csv_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "A.TSV"])
 def test_a_tsv_file_has_tabs(tmp_path: Path, name: str) -> None:
-    content = file_of([row.replace(",", "\t") + ", or more" for row in ROWS], "id\ttext").encode()
+    content = file_path([row.replace(",", "\t") + ", or more" for row in ROWS], "id\ttext").encode()
     path = written(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)
     documents = read(path, id="id")
     assert [document.text for document in documents] == [f"{row.split(',')[1]}, or more" for row in ROWS]
     assert shard_fingerprint({}, shards_of(path)[0])["delimiter"] == "\t"
-    path = written(tmp_path, file_of(ROWS), "b.tsv")
+    path = written(tmp_path, file_path(ROWS), "b.tsv")
     assert read(path, id="id")[3].doc_id == "d3", "its name is wrong, and its header is not"
-    path = written(tmp_path, file_of(["one, and two", "three, and four"], "text"), "c.tsv")
+    path = written(tmp_path, file_path(["one, and two", "three, and four"], "text"), "c.tsv")
     assert [document.text for document in read(path)] == ["one, and two", "three, and four"]
 
 
 @pytest.mark.parametrize("mark", ["sep=;\r\n", "\ufeffsep=;\r\n", '"sep=;"\n'])
 def test_a_first_line_that_names_the_delimiter_is_followed(tmp_path: Path, mark: str) -> None:
-    path = written(tmp_path, mark + file_of([row.replace(",", ";") + ", or more" for row in ROWS], "id;text"))
+    path = written(tmp_path, mark + file_path([row.replace(",", ";") + ", or more" for row in ROWS], "id;text"))
     for settings in ({}, {"delimiter": ";"}):
         documents = read(path, id="id", **settings)
         assert [document.doc_id for document in documents] == [f"d{number}" for number in range(60)]
         assert documents[7].text == "a text of plain words number 7, or more"
-    assert extent_of(make_plan(config_of(path)).inputs[0]).rows == 60
+    assert measure_extent(make_plan(config_of(path)).inputs[0]).rows == 60
     lines = path.read_bytes().decode().splitlines(keepends=True)
     assert copied(path, [3, 59], id="id") == "".join(lines[place] for place in (0, 1, 5, 61))
 
@@ -325,7 +325,7 @@ def test_line_ends_and_encodings(tmp_path: Path, end: str, encoding: str) -> Non
     rows = [f"{row} é" for row in ROWS]
     rows[4] = f'd4,"two{end}lines"'
     rows[9] += ", surplus"
-    path = written(tmp_path, file_of(rows, end=end).encode(encoding))
+    path = written(tmp_path, file_path(rows, end=end).encode(encoding))
     documents = read(path, id="id", encoding=encoding)
     assert [document.doc_id for document in documents if not document.problem] == [f"d{n}" for n in range(60) if n != 9]
     assert documents[4].text == f"two{end}lines"
@@ -338,7 +338,7 @@ def test_a_file_without_records_holds_no_documents(tmp_path: Path) -> None:
 
 
 def test_a_repeated_or_blank_name_is_a_problem_only_where_it_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path, file_of([f"{n},{row},x,y" for n, row in enumerate(ROWS)], ",id,text,x,x"))
+    path = written(tmp_path, file_path([f"{n},{row},x,y" for n, row in enumerate(ROWS)], ",id,text,x,x"))
     assert [document.text for document in read(path, id="id")] == [row.split(",")[1] for row in ROWS]
     assert "column 'x' occurs 2 times" in user_error(read, path, group="x")
 
@@ -359,7 +359,7 @@ def records_of(text: str) -> list[list[str]]:
 def test_a_copy_has_the_records_of_the_reader(tmp_path: Path) -> None:
     """Also around records that are bad, too long, or span lines."""
     rows = [*ROWS[:6], 'd6,"two\nlines"', "d7,one,more", 'd8,"said \\"stop\\"\nhere"', *ROWS[9:]]
-    path = written(tmp_path, file_of(rows))
+    path = written(tmp_path, file_path(rows))
     lines = path.read_text().splitlines(keepends=True)
     assert [document.problem is None for document in read(path)][5:10] == [True, True, False, False, False]
     assert copied(path, [6, 7]) == "".join([lines[0], *lines[7:10]])
@@ -422,7 +422,7 @@ def test_reading_counting_and_copying_agree_on_any_text(scraps: list[str], quoti
             assert isinstance(record, BadRecord)
             assert not rest
     if not any(isinstance(record, Overlong) for record in records):
-        copy = "".join(one if isinstance(one, str) else record_of(one, dialect) + "\n" for _, one in rows)
+        copy = "".join(one if isinstance(one, str) else csv_record(one, dialect) + "\n" for _, one in rows)
         again = list(csv_records(io.BytesIO(copy.encode()), 10_000, dialect))
         assert [one if isinstance(one, dict) else type(one) for one in again] == [
             one if isinstance(one, dict) else type(one) for one in records
@@ -440,9 +440,9 @@ def audited(make_audit: Callable[..., Path], tmp_path: Path) -> Callable[..., Pa
     """Writes an audit of a CSV file with these rows, and returns its configuration."""
 
     def make(rows: list[str], **settings: Any) -> Path:
-        unseen = file_of([f"u{number},other plain words of number {number}" for number in range(40)])
+        unseen = file_path([f"u{number},other plain words of number {number}" for number in range(40)])
         corpus = {
-            "audit": {"path": str(written(tmp_path, file_of(rows))), "id": "id", **settings},
+            "audit": {"path": str(written(tmp_path, file_path(rows))), "id": "id", **settings},
             "unseen": {"path": str(written(tmp_path, unseen, "unseen.csv")), "id": "id"},
         }
         return make_audit(corpus=corpus, error_budget=0.2)
@@ -486,11 +486,11 @@ def test_the_command_stops_at_a_quote_that_is_never_closed(
 def test_a_record_that_is_written_is_read_back(fields: list[str]) -> None:
     for delimiter in ",;\t":
         dialect = Dialect(delimiter=delimiter)
-        data = f"{record_of(['x'] * len(fields), dialect)}\n{record_of(fields, dialect)}\n".encode()
-        (record,) = [one for one in _rows_of(data, dialect) if one != ["x"] * len(fields)] or [["x"] * len(fields)]
+        data = f"{csv_record(['x'] * len(fields), dialect)}\n{csv_record(fields, dialect)}\n".encode()
+        (record,) = [one for one in _read_rows(data, dialect) if one != ["x"] * len(fields)] or [["x"] * len(fields)]
         assert record == fields
 
 
-def _rows_of(data: bytes, dialect: Dialect) -> list[list[str]]:
+def _read_rows(data: bytes, dialect: Dialect) -> list[list[str]]:
     text = io.StringIO(data.decode(), newline="")
     return list(csv.reader(text, delimiter=dialect.delimiter, strict=True))

@@ -22,7 +22,7 @@ from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows
 from pipeline.plan.allocation import allocation_record, hashes
 from pipeline.plan.description import build_config
-from pipeline.plan.stage_plan import work_of
+from pipeline.plan.stage_plan import build_stages
 from pipeline.run.plan import make_plan
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
@@ -50,7 +50,7 @@ def test_scores_are_the_formula_with_counts_of_documents_that_do_not_calibrate(
     detector = {"dc_pdd": {"clip": list(columns.values()), "documents": 9}}
     config = config_of(tmp_path, model, detector, max_tokens=20, resources={"batch_tokens": batch_tokens})
     shards, store, lm = make_plan(config).shards, Store(config.run), open_model(config.model)
-    work = work_of(config, shards)
+    work = build_stages(config, shards)
     record = allocation_record(work.parts, {})
     (counted,) = record.shots.values()
     known = {key: hashes(Keys.of([Document(0, key, text, None)]).text)[0] for key, text in TEXTS.items()}
@@ -97,7 +97,7 @@ def test_scores_are_the_formula_with_counts_of_documents_that_do_not_calibrate(
 def test_what_cannot_be_counted_is_refused(entry: Any, part: str, tmp_path: Path, tiny_model_folder: Path) -> None:
     def allocated() -> None:
         config = config_of(tmp_path, {"path": str(tiny_model_folder)}, entry)
-        work_of(config, make_plan(config).shards)
+        build_stages(config, make_plan(config).shards)
 
     with pytest.raises(UserError, match=part):
         allocated()

@@ -90,7 +90,7 @@ def refused(given: Mapping[str, Any]) -> str:
     return user_error(lambda: check_stages(make_plan(build_config({"run": "run", **given})).config))
 
 
-def columns_of(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:
+def object_columns(path: Path, given: Mapping[str, Any]) -> dict[str, list[float]]:
     """The scores of a run, by detector, in the order of the documents' ids."""
     path.mkdir(parents=True)
     (path / "audit.yaml").write_text(json.dumps({"run": str(path / "run"), **given}))
@@ -117,8 +117,8 @@ def by_workers(folder: Path, tiny_model_folder: Path) -> list[dict[str, list[flo
         beside = {"paraphraser": paraphraser, "resources": resources}
         given = settings(folder, tiny_model_folder, ALL - {"from_column"}, {}, **beside)
         elsewhere = settings(folder, folder, [], {"scores": ["score"]})["corpus"]
-        imported = columns_of(folder / f"elsewhere{actors}", {"corpus": elsewhere, "resources": resources})
-        columns.append({**columns_of(folder / f"by{actors}", given), "from_column": imported["score"]})
+        imported = object_columns(folder / f"elsewhere{actors}", {"corpus": elsewhere, "resources": resources})
+        columns.append({**object_columns(folder / f"by{actors}", given), "from_column": imported["score"]})
     return columns
 
 
@@ -131,7 +131,7 @@ def test_two_workers_give_the_scores_of_one(by_workers: list[dict[str, list[floa
 
 @pytest.fixture(scope="module")
 def of_ids(folder: Path, tiny_model_folder: Path) -> dict[str, list[float]]:
-    return columns_of(folder / "of-ids", settings(folder, tiny_model_folder, IDS, {"tokens": "ids"}))
+    return object_columns(folder / "of-ids", settings(folder, tiny_model_folder, IDS, {"tokens": "ids"}))
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
@@ -149,7 +149,7 @@ def of_pictures(folder: Path) -> dict[str, list[float]]:
     detectors = [{name: {"part": "description", "caption": "given"}} for name in sorted(PARTS)]
     source = {"image": "image", "caption": "caption"}
     given = settings(folder, folder / "llava", [], source, detectors=detectors)
-    return columns_of(folder / "of-pictures", given)
+    return object_columns(folder / "of-pictures", given)
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

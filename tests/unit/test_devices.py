@@ -16,8 +16,8 @@ from pipeline.passes.budget import Budget
 from pipeline.plan.description import build_config
 from pipeline.plan.stage_plan import device_on_file, note_device
 from pipeline.run.machine import LocalMachine
-from pipeline.stages.base import Placement, Stage, Wanted
-from pipeline.stages.registry import stages_of
+from pipeline.stages.base import Placement, Stage, StagePlan
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from ray_jobs.start import device_of_run
 
@@ -34,7 +34,7 @@ def stages(tiny_model_folder: Path) -> Stages:
         described = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}}
         detectors = ["loss", "gradient_norm", {"samia": {"draws": 2}}]
         config = build_config({**described, "detectors": detectors, "resources": resources})
-        return stages_of(Wanted(config, device))
+        return plan_stages(StagePlan(config, device))
 
     return make
 
@@ -61,11 +61,11 @@ def test_weights_that_leave_nothing_and_a_worker_on_another_device_are_refused(s
     config = build_config({"run": "run", "model": {"path": str(tmp_path)}, "corpus": {"audit": {"path": "a"}}})
     LlamaConfig().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r": 25\.1 GiB of weights leave no memory"):
-        Wanted(config, Device(1.0, 20 * GIB)).budget(config.model)
-    assert Wanted(config, Device(1.0, int(31.9 * GIB))).budget(config.model) == Budget(64, 1, 6)
+        StagePlan(config, Device(1.0, 20 * GIB)).budget(config.model)
+    assert StagePlan(config, Device(1.0, int(31.9 * GIB))).budget(config.model) == Budget(64, 1, 6)
     LlamaConfig(num_hidden_layers=8).save_pretrained(tmp_path / "small")
     pair = [config.model, config.model.model_copy(update={"path": str(tmp_path / "small")})]
-    assert len({Wanted(config, Device(1.0, 48 * GIB)).budget(*models) for models in (pair, pair[::-1])}) == 1
+    assert len({StagePlan(config, Device(1.0, 48 * GIB)).budget(*models) for models in (pair, pair[::-1])}) == 1
     for stage in stages(H100):
         with pytest.raises(UserError, match="this stage computes on cuda, and its worker has 0 GPUs, which is cpu"):
             stage.make(stage, Placement())

@@ -10,7 +10,7 @@ from made_up import write_audit, write_corpus
 from test_blind_validity import Means
 
 from pipeline.checks import blind_text as wording
-from pipeline.checks.blind import blind, blind_diagnostic, blind_of, blind_test, blocks_of_documents
+from pipeline.checks.blind import blind, blind_diagnostic, blind_result, blind_test, blocks_of_documents
 from pipeline.checks.held_out_auc import Blind, Compared, held_out
 from pipeline.corpus.documents import Document
 from pipeline.plan.description import load_config
@@ -103,7 +103,7 @@ def alike(size: int, seed: int) -> Blind:
     """A test of two kinds that are alike: 20 features, and a classifier that goes by the difference of the means."""
     features = np.random.default_rng([seed, size]).normal(size=(2 * size, 20))
     held = held_out(features, Compared.of(np.arange(2 * size) >= size), seed, Means())
-    return blind_of(held)
+    return blind_result(held)
 
 
 def test_as_many_documents_as_the_sentence_states_decide_nine_of_ten_tests_and_fewer_do_not() -> None:

@@ -17,7 +17,7 @@ from commands import user_error
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
 from pipeline.corpus.shard import Shard, shard_fingerprint
@@ -97,7 +97,7 @@ def test_a_csv_file_of_any_encoding_and_delimiter_is_read(tmp_path: Path, encodi
     assert [document.text for document in documents] == expected
     assert [document.doc_id for document in documents] == [str(number) for number in range(60)]
     (entry, _) = make_plan(config_of(path, encoding=SETTINGS[encoding], delimiter=delimiter)).inputs
-    assert extent_of(entry).rows == 60
+    assert measure_extent(entry).rows == 60
 
 
 def test_json_lines_and_text_files_have_an_encoding_too(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def names_of(section: type[BaseModel]) -> set[str]:
+def registered_names(section: type[BaseModel]) -> set[str]:
     """The settings of a section, as a user writes them."""
     return {field.alias or name for name, field in section.model_fields.items()}
 
@@ -69,13 +69,13 @@ def test_settings_of_a_page_are_settings(block: Block) -> None:
     assert isinstance(part, dict)
     if "labelled" in part.get("corpus", {}):
         build_evaluation({**PARTS, **part})
-    elif set(part) <= names_of(AuditConfig):
+    elif set(part) <= registered_names(AuditConfig):
         sources = [source for source in part.get("corpus", {}).values() if isinstance(source, dict)]
         scores, pictures, versions = (any(key in one for one in sources) for key in ("scores", "image", "versions"))
         whole = {} if scores else {**PARTS, "corpus": {}} if pictures or versions else PARTS
         build_config(merged(whole, part))
     else:
-        assert set(part) <= names_of(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"
+        assert set(part) <= registered_names(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"
         trial = {key: value for key, value in PARTS.items() if key != "corpus"}
         selections = [{"name": "part", "detectors": ["loss"]}]
         build_trial(merged({**trial, "documents": SOURCE, "selections": selections}, part))

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
 from pipeline.detectors.draws import cdd_score, coverage_score, within_edits
-from pipeline.detectors.registry import parse_detectors, sampled_of
+from pipeline.detectors.registry import needed_continuations, parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
@@ -93,7 +93,7 @@ def test_cdd_worked_by_hand_and_by_its_definition():
 
 def test_one_drawing_serves_all_that_sample_alike():
     detectors = parse_detectors([{"samia": {"draws": 3}}, {"coverage": {"draws": [1, 5]}}, {"cdd": {"draws": 4}}])
-    assert sampled_of(detectors) == {Continued(): 5, GREEDY: 1}
+    assert needed_continuations(detectors) == {Continued(): 5, GREEDY: 1}
     drawn = Continuations("a b c d", ["x b c y", "a b x x", "a b c d", "no", "a b c d"])
     given = {Continued(): [drawn], GREEDY: [Continuations("a b c d", ["a b c d e"])]}
     evidence = Evidence([""], {}, continuations=given)

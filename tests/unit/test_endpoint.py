@@ -17,7 +17,7 @@ from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
 from pipeline.stages.base import Questions
-from pipeline.stages.registry import questions_of
+from pipeline.stages.registry import request_sizes
 
 KEY = "sk-sesame-1f2e3d"
 
@@ -177,4 +177,4 @@ def test_what_is_asked_about_a_document_is_counted_before(api: str, prompt: int,
     detectors = [*others, {"samia": {"draws": 7, "prefix_ratio": 0.3}}]
     described = {"run": "run", "model": model.model_dump(), "corpus": {"audit": {"path": "a"}}, "detectors": detectors}
     drawn = Questions(model, 3, 3.0 * prompt, 7 * (16 + 700 // 3))  # three requests with the prefix
-    assert questions_of(build_config(described), 1000.0) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]
+    assert request_sizes(build_config(described), 1000.0) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]

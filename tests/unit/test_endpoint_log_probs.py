@@ -8,18 +8,18 @@ from typing import Any
 
 import endpoint_dialects as dialects
 import pytest
-from endpoint_dialects import GOOD, Respond, echo, refused, tokens_of
+from endpoint_dialects import GOOD, Respond, adapter_tokens, echo, refused
 from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage
-from pipeline.endpoint.log_probs import PROBES, log_probs_of
+from pipeline.endpoint.log_probs import PROBES, read_log_probs
 from pipeline.endpoint.token_texts import fold
 from pipeline.errors import StopError
 from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt, find_form
-from pipeline.stages.base import Wanted
-from pipeline.stages.registry import check_stages, stages_of
+from pipeline.stages.base import StagePlan
+from pipeline.stages.registry import check_stages, plan_stages
 
 TEXTS = (
     "The harbour office wrote letters about ropes and tar.",
@@ -43,12 +43,12 @@ def read(url: str, *texts: str, **settings: Any) -> dict[str, Any]:
 
     async def main() -> None:
         async with Endpoint(config.model) as endpoint:  # type: ignore[arg-type]
-            form, generated = await find_form(stages_of(Wanted(config))[0], endpoint, Usage())
+            form, generated = await find_form(plan_stages(StagePlan(config))[0], endpoint, Usage())
             for text in texts:
                 request = PromptRequest(text, form.way, generated)
                 try:
                     found[text] = await ask_prompt(
-                        endpoint, request, lambda one, text=text: log_probs_of(one, text, form), Usage()
+                        endpoint, request, lambda one, text=text: read_log_probs(one, text, form), Usage()
                     )
                 except (Fault, Refusal) as error:
                     found[text] = error
@@ -86,14 +86,14 @@ def templated(body: dict[str, Any], before: str, behind: str) -> Any:
     """A server that puts a prompt into a chat template, and counts and lists the whole."""
     if not dialects.echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(before + body["prompt"] + behind)
+    tokens = adapter_tokens(before + body["prompt"] + behind)
     return echo(tokens.decoded, [None, *tokens.expected], body["prompt"])
 
 
 def special_tokens(body: dict[str, Any]) -> Any:
     if not dialects.echoing(body):
         return refused(body, "echo")
-    tokens = tokens_of(body["prompt"])
+    tokens = adapter_tokens(body["prompt"])
     values = [None, -0.1, *tokens.values, -0.2, -0.1, -0.3]
     return echo(["<|user|>", "\n", *tokens.decoded, "<|end|>", "\n", "<|assistant|>"], values, body["prompt"])
 
@@ -104,7 +104,7 @@ def cut_to(limit: int, counted: bool = True, texts: bool = True, left: bool = Fa
     def act(body: dict[str, Any]) -> Any:
         if not dialects.echoing(body):
             return refused(body, "echo")
-        tokens = tokens_of(body["prompt"])
+        tokens = adapter_tokens(body["prompt"])
         part = slice(-limit, None) if left else slice(limit)
         kept, values = tokens.decoded[part], tokens.values[part]
         answer = echo(kept, [None, *values[1:]], body["prompt"], counted=len(tokens.ids) if counted else None)
@@ -120,7 +120,7 @@ def only_generated(body: dict[str, Any]) -> Any:
     if not dialects.echoing(body):
         return {"choices": [{"text": " x"}], "usage": {"prompt_tokens": 60, "completion_tokens": 1}}
     content = [{"token": f" w{n}", "logprob": -0.1 * n} for n in range(1, 40)]
-    counted = len(tokens_of(body["prompt"]).ids)
+    counted = len(adapter_tokens(body["prompt"]).ids)
     choice = {"text": "".join(one["token"] for one in content), "logprobs": {"content": content}}
     return {"choices": [choice], "usage": dialects.usage(counted, 39)}
 
@@ -227,7 +227,7 @@ def no_count_and_more(answer: dict[str, Any], values: list[Any]) -> None:
     answer["choices"][0]["text"] += " and more"
 
 
-SHORT = len(tokens_of(PROBES[0]).ids)
+SHORT = len(adapter_tokens(PROBES[0]).ids)
 """Tokens of the shorter probe, which differ by one between trainings: ties of the tokenizer are broken at random."""
 
 BAD: dict[str, tuple[Respond, str]] = {
@@ -293,7 +293,7 @@ def at_last(respond: Respond, spoilt: Respond) -> Respond:
 
 
 TEXT = TEXTS[4]
-NUMBER = len(tokens_of(TEXT).ids)
+NUMBER = len(adapter_tokens(TEXT).ids)
 
 
 def of_another(text: str) -> Respond:
@@ -356,7 +356,7 @@ def test_runs_of_zeros_and_rounding_above_zero_are_read() -> None:
 def test_a_count_that_is_none_is_no_count(value: Any) -> None:
     """The texts of tokens show where the prompt ends."""
     with openai_server(respond=of_openai(count(value))) as server:
-        assert read(server.url, *TEXTS[:2]) == {text: tokens_of(text).expected for text in TEXTS[:2]}
+        assert read(server.url, *TEXTS[:2]) == {text: adapter_tokens(text).expected for text in TEXTS[:2]}
 
 
 def test_a_document_of_one_token_has_no_values() -> None:

@@ -83,7 +83,7 @@ def error_classes() -> list[type[Exception]]:
 VALUES = {str: "text\nof lines", int: 7, float: 0.25, bool: False, ExitCode: ExitCode.BUSY, Role: "unseen"}
 
 
-def value_of(hint: Any) -> Any:
+def pattern_value(hint: Any) -> Any:
     """A value of an argument of an error that is no default."""
     return VALUES[get_args(hint)[0] if isinstance(hint, UnionType) else hint]
 
@@ -93,7 +93,7 @@ def test_an_error_crosses_processes_with_all_its_fields(kind: type[Exception]) -
     arguments = ["a message"]
     if inspect.isfunction(kind.__init__):
         hints = get_type_hints(kind.__init__)
-        arguments = [value_of(hints[name]) for name in list(inspect.signature(kind.__init__).parameters)[1:]]
+        arguments = [pattern_value(hints[name]) for name in list(inspect.signature(kind.__init__).parameters)[1:]]
     error = kind(*arguments)
     read = pickle.loads(pickle.dumps(error))
     assert type(read) is kind

@@ -19,7 +19,7 @@ from examples.trials import benchmark, run, versions
 from examples.trials.benchmark import ITEMS, make_exercises, make_facts, make_items
 from examples.trials.family import FAMILY, Size, from_scratch, make_tokenizer
 from examples.trials.pictures import make_model, make_pictures
-from examples.trials.systems import columns_of
+from examples.trials.systems import object_columns
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
@@ -37,7 +37,7 @@ def test_every_trial_in_the_folder_can_be_run_by_name() -> None:
     assert len({trial(name)[0].run for name in run.NAMES}) == len(run.NAMES)
     for name in run.NAMES:
         config, _ = trial(name)
-        made = set().union(*(columns_of(entry) for entry in config.detectors))
+        made = set().union(*(object_columns(entry) for entry in config.detectors))
         assert {column for selection in config.selections for column in selection.detectors} <= made
 
 

@@ -20,9 +20,9 @@ from signed import sign
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
-from pipeline.export import place
-from pipeline.export.place import MARKER_FILE, UNFINISHED_FILE
-from pipeline.export.request import form_of
+from pipeline.export import export_folder as place
+from pipeline.export.export_folder import MARKER_FILE, UNFINISHED_FILE
+from pipeline.export.request import choose_form
 from pipeline.plan.description import build_config
 from pipeline.run.history import read_history
 from pipeline.run.manifest import read_manifest, read_run, write_manifest
@@ -161,7 +161,7 @@ def test_options_that_do_not_go_together_and_unknown_selections_are_refused(fini
         refusal(run, tmp_path / "o", keep="selected", quarantined=False)
     )
     with pytest.raises(UserError, match="--list and --samples exclude one another"):
-        form_of({"list": True, "samples": True, "huggingface": False})
+        choose_form({"list": True, "samples": True, "huggingface": False})
     assert not (tmp_path / "o").exists()
     run = make(tmp_path, selections=[{"name": name, "detectors": ["loss"]} for name in ("members", "strict")])
     assert "has several selections, choose one: --selection members, strict" in refusal(run, tmp_path / "out")

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from examples.papers.fair import driver
 from examples.papers.fair.__main__ import main
-from examples.papers.fair.driver import BENCHMARKS, FUSED, PARTS, audit_of, measured_areas, prepare, specification
+from examples.papers.fair.driver import BENCHMARKS, FUSED, PARTS, measured_areas, prepare, specification, trial_audit
 from pipeline.detectors.base import detector_names
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
@@ -79,11 +79,11 @@ def test_a_missing_column_and_a_missing_data_set_are_one_line(
 def test_four_specifications_name_detectors_as_far_as_the_models_allow(tmp_path: Path) -> None:
     figures = {figure.detector for name in BENCHMARKS for figure in specification(name).figures}
     assert figures <= {*detector_names(), driver.BEST}
-    hubble, olmo = (audit_of(name, tmp_path) for name in ("hubble", "olmo_detect"))
+    hubble, olmo = (trial_audit(name, tmp_path) for name in ("hubble", "olmo_detect"))
     assert set(hubble["detectors"]) - set(olmo["detectors"]) == {"reference", "ez", "wbc"}
     unnamed = {"knockoff", "knockoff_spread", "from_column"}  # no paraphraser, file or column is named
     assert set(detector_names()) - set(hubble["detectors"]) == unnamed
-    given = audit_of("olmo_detect", tmp_path, ["paraphraser.path=some/paraphraser"])
+    given = trial_audit("olmo_detect", tmp_path, ["paraphraser.path=some/paraphraser"])
     assert "ktd" in [entry["name"] for entry in given["selections"]]
     assert {"known_members", FUSED, "adadetect"} <= {entry["name"] for entry in hubble["selections"]}
     build_config(hubble)

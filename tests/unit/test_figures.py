@@ -21,25 +21,25 @@ from pipeline.report.figures import draw_figures
 from pipeline.report.templates import LONGEST_LABEL, FigureImage, draw, label
 from pipeline.selection.bounds import Bound
 from pipeline.selection.engine import answer
+from pipeline.selection.folds import EMPTY, Answer, RoleScores, SelectionInput, run_queries
 from pipeline.selection.guarantees import ConclusionValue
-from pipeline.selection.passes import EMPTY, Answer, Batch, SelectionInput, together
 from pipeline.selection.schedule import Level
 
 MOST_BYTES = 60_000
 
 
-def known_scores(count: int, seed: int) -> Batch:
+def known_scores(count: int, seed: int) -> RoleScores:
     generator = np.random.default_rng(seed)
-    return Batch(generator.normal(size=(count, 1)), None, generator.integers(0, 2**60, size=count))
+    return RoleScores(generator.normal(size=(count, 1)), None, generator.integers(0, 2**60, size=count))
 
 
-def decided(selection: SelectionConfig, audited: Batch, known: Batch) -> Answer:
+def decided(selection: SelectionConfig, audited: RoleScores, known: RoleScores) -> Answer:
     asking = answer(SelectionInput(selection, Level.of(selection, None), 0, known, EMPTY, 2))
-    (one,) = together([asking], lambda asks: {index: ask.of_shard(audited) for index, ask in asks})
+    (one,) = run_queries([asking], lambda asks: {index: ask.of_shard(audited) for index, ask in asks})
     return one
 
 
-def audited_scores(count: int = 400) -> Batch:
+def audited_scores(count: int = 400) -> RoleScores:
     batch = known_scores(count, 1)
     return replace(batch, matrix=batch.matrix + 3.0 * (np.arange(count) < count // 2)[:, None])
 

@@ -15,7 +15,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.training import train as trainings
-from pipeline.training.memory import batch_loss, passes_of
+from pipeline.training.memory import batch_loss, split_passes
 from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, encode, train
 
 pytestmark = pytest.mark.floating_point
@@ -180,9 +180,9 @@ def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_
     tokenizer: Any, tmp_path: Path
 ) -> None:
     documents = [[0] * length for length in (3, 4, 5, 9, 30, 2)]
-    runs = list(passes_of(documents, 12))
+    runs = list(split_passes(documents, 12))
     assert [[len(document) for document in run] for run in runs] == [[3, 4], [5], [9], [30], [2]]
-    assert list(passes_of(documents, None)) == list(passes_of(documents, 1000)) == [documents]
+    assert list(split_passes(documents, None)) == list(split_passes(documents, 1000)) == [documents]
     sizes: list[int] = []
     model = build_model()
     model.register_forward_pre_hook(lambda _, __, values: sizes.append(values["input_ids"].numel()), with_kwargs=True)

@@ -51,8 +51,8 @@ def test_every_statistic_is_that_of_float64_brute_force(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_known_models_go_by_their_hidden_states_and_unknown_tails_do_not(kind):
     with torch.inference_mode():
-        assert module.tail_of(make(kind).model) is not None
-        assert module.tail_of(make(UNKNOWN).model) is None
+        assert module.find_tail(make(kind).model) is not None
+        assert module.find_tail(make(UNKNOWN).model) is None
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", UNKNOWN])

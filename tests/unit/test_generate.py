@@ -11,9 +11,9 @@ from transformers.generation import logits_process
 
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, Seq2SeqModel
-from pipeline.passes.budget import cache_bytes, shape_of
+from pipeline.passes.budget import cache_bytes, read_shape
 from pipeline.passes.generate import Prompt, Sampling, continuations, sample_tokens, whole_words
-from pipeline.passes.shared import cache_of
+from pipeline.passes.shared import make_cache
 
 KINDS = {
     "llama": LLAMA,
@@ -220,7 +220,7 @@ def test_a_word_is_whole_when_whitespace_is_behind_it(text, words):
 
 def test_the_room_of_a_batch_is_what_its_budget_counts_and_is_written_in_place() -> None:
     model = architecture("llama", 60)
-    cache = cache_of(model, 5 + 4)
+    cache = make_cache(model, 5 + 4)
     with torch.inference_mode():
         model(input_ids=torch.ones(2, 5, dtype=torch.long), past_key_values=cache, use_cache=True)
         cache.reorder_cache(torch.tensor([0, 0, 1]))
@@ -230,4 +230,4 @@ def test_the_room_of_a_batch_is_what_its_budget_counts_and_is_written_in_place()
             places.add(cache.layers[-1].keys.data_ptr())
     assert len(places) == 1, "the room is taken when rows are chosen, and kept"
     room = sum(t.untyped_storage().nbytes() for layer in cache.layers for t in (layer.keys, layer.values))
-    assert room == 3 * (5 + 4) * cache_bytes(shape_of(model.config, "float32"))
+    assert room == 3 * (5 + 4) * cache_bytes(read_shape(model.config, "float32"))

@@ -19,7 +19,7 @@ from pipeline.detectors.base import GRADIENT, Evidence
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes import gradient
-from pipeline.passes.gradient import coverage_of, gradient_norms
+from pipeline.passes.gradient import gradient_coverage, gradient_norms
 from pipeline.plan.description import load_config
 from pipeline.plan.forecast import forecast
 from pipeline.store.receipts import read_receipts
@@ -122,7 +122,7 @@ def close(found: Tensor, expected: Tensor, relative: float = 1e-5) -> None:
 @pytest.mark.parametrize("kind", COVERED)
 def test_a_batch_has_the_norms_of_autograd_one_at_a_time(kind, lengths):
     lm, ids = make(kind), documents(lengths)
-    assert coverage_of(lm.model).method == "batched", coverage_of(lm.model).reason
+    assert gradient_coverage(lm.model).method == "batched", gradient_coverage(lm.model).reason
     found = gradient_norms(lm, ids)
     assert found.dtype == torch.float64
     close(found, autograd(lm, ids))
@@ -146,7 +146,7 @@ def test_a_model_that_the_rules_do_not_fit_goes_one_at_a_time_and_says_why_once(
             close(gradient_norms(lm, ids), autograd(lm, ids))
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("pipeline")]
     assert UNCOVERED[kind][1] in f"{message}\n"
-    assert coverage_of(lm.model).method == "one at a time"
+    assert gradient_coverage(lm.model).method == "one at a time"
 
 
 def test_repeated_tokens_and_those_of_the_padding_count_as_autograd_counts_them():
@@ -185,7 +185,7 @@ def test_a_model_without_any_gradient_fits_the_batched_pass():
     lm = LanguageModel(covered(*COVERED["llama"]), None, torch.device("cpu"), None)
     for parameter in lm.model.parameters():
         parameter.data.zero_()
-    assert coverage_of(lm.model).reason == ""
+    assert gradient_coverage(lm.model).reason == ""
     assert gradient_norms(lm, [[3, 4, 5]]).tolist() == [0.0]
 
 
@@ -204,7 +204,7 @@ def test_bfloat16_weights_go_in_batches_and_come_near_float32(kind):
     lm, ids = make(kind), documents()
     rounded = wrap(copy.deepcopy(lm.model).bfloat16())
     found = gradient_norms(rounded, ids)
-    assert coverage_of(rounded.model).method == "batched", coverage_of(rounded.model).reason
+    assert gradient_coverage(rounded.model).method == "batched", gradient_coverage(rounded.model).reason
     close(found, autograd(rounded, ids), relative=0.1)
 
 
@@ -227,7 +227,7 @@ def test_quantised_weights_are_left_out_and_counted():
         for name, old in list(layer.mlp.named_children()):
             if isinstance(old, nn.Linear):
                 setattr(layer.mlp, name, Int8Linear(old))
-    found = coverage_of(lm.model)
+    found = gradient_coverage(lm.model)
     assert (found.method, found.quantised) == ("batched", 6)
     assert found.differentiable == len(list(lm.model.parameters())) - 6
     close(gradient_norms(lm, ids), autograd(lm, ids))

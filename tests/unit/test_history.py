@@ -20,7 +20,7 @@ from pipeline.report.contents import Report
 from pipeline.report.page import write_report
 from pipeline.run.history import count_questions, read_history
 from pipeline.run.status import run_status
-from pipeline.run.summary import BlindDiagnostic, Summary, exit_code_of
+from pipeline.run.summary import BlindDiagnostic, Summary, selection_exit_code
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal
@@ -216,7 +216,7 @@ def test_on_exit_code_4_every_list_that_there_is_may_be_acted_on(audit: Path) ->
     ):
         for lists in answers:
             changed = [{"n_selected": count, "conclusion": conclusion} for count, conclusion in lists]
-            assert exit_code_of([summary.model_copy(update=one) for one in changed]) == code, lists
+            assert selection_exit_code([summary.model_copy(update=one) for one in changed]) == code, lists
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import JoinedRuns, refuse_different
 from pipeline.report.contents import common_folder
-from pipeline.store import pieces
+from pipeline.store import external_sort as pieces
 
 
 def joined(runs: Sequence[Sequence[tuple[str, int]]], chunk: int = 7) -> JoinedRuns:

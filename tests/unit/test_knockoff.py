@@ -15,7 +15,7 @@ from benchmarks.selection import run_passes
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.base import Evidence
 from pipeline.detectors.knockoff import compete, knockoff, knockoff_spread, simultaneous_draws, spread_column
-from pipeline.detectors.registry import draws_of, parse_detectors
+from pipeline.detectors.registry import count_draws, parse_detectors
 from pipeline.errors import UserError
 from pipeline.plan.description import check_settings
 from pipeline.selection.engine import Scores, answer_all
@@ -119,7 +119,7 @@ def test_a_text_competes_with_its_paraphrases_and_loses_ties(rows: list[list[int
 def test_the_filter_reads_from_the_column_how_many_paraphrases_compete(settings: dict, draws: int | None) -> None:
     (detector,) = parse_detectors([{"knockoff": settings}] if settings else ["knockoff"])
     assert simultaneous_draws(detector.column) == draws
-    assert (draws_of([detector]), draws_of([])) == (settings.get("draws", 10), 0)
+    assert (count_draws([detector]), count_draws([])) == (settings.get("draws", 10), 0)
     assert simultaneous_draws("loss") is None
     others = {name: value for name, value in settings.items() if name != "combine"}
     if draws is not None and draws > 2:

@@ -24,20 +24,20 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.models.lengths import length_rule
 from pipeline.models.load import open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import picture_prompt
+from pipeline.models.picture_prompts import picture_prompt
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import own_layers
 from pipeline.passes.forward import forward
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.parts import PassSizes, versions_in_parts
-from pipeline.passes.pictures import describe, forward_pictures
+from pipeline.passes.picture_forward import describe, forward_pictures
 from pipeline.passes.shared import HeldPrefixes, forward_behind
 from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from pipeline.training.train import train
@@ -301,7 +301,7 @@ def test_the_rows_of_a_run_are_the_same_bytes_with_two_threads(
         model={"path": str(folder)}, detectors=["loss", "gradient_norm"], selections=[], resources=resources
     )
     plan, tables = make_plan(load_config(str(path))), []
-    (stage,) = stages_of(plan.config)
+    (stage,) = plan_stages(plan.config)
     for workers in (1, 2, 2):
         store = Store(f"{tmp_path}/run-{len(tables)}")
         events = list(finish_shards(stage, plan.shards, store, workers))

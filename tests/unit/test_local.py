@@ -22,7 +22,7 @@ from pipeline.run.plan import Plan, make_plan
 from pipeline.stages.base import BatchSize, Placement
 from pipeline.stages.events import Advance, Failure, Ready
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -43,7 +43,7 @@ def plan_of(make_audit: Callable[..., Path]) -> MakePlan:
 
 def test_rows_are_the_same_bytes_however_many_threads_make_them(plan_of: MakePlan, tmp_path: Path) -> None:
     plan, threads = plan_of(shard_bytes=1500, batch_tokens=1), torch.get_num_threads()
-    (stage,), tables = stages_of(plan.config), []
+    (stage,), tables = plan_stages(plan.config), []
     worker = stage.make(stage, Placement())
     assert (worker.window.kept, worker.batch_size) == (512, BatchSize(1, 64)), "several windows a shard"
     for workers in (1, 4):
@@ -70,7 +70,7 @@ def test_a_model_opened_beside_others_has_its_dtype(tiny_model_folder: Path) -> 
 
 def test_weights_are_shared_and_layers_and_tokenizers_are_not(tiny_model_folder: Path) -> None:
     shared = SharedModels()
-    one, other = (shared.copy_of(open_model, ModelConfig(path=str(tiny_model_folder)), 0) for _ in range(2))
+    one, other = (shared.copy_model(open_model, ModelConfig(path=str(tiny_model_folder)), 0) for _ in range(2))
     weights = dict(one.model.named_parameters())
     assert weights
     assert all(weight.data_ptr() == weights[name].data_ptr() for name, weight in other.model.named_parameters())
@@ -80,7 +80,7 @@ def test_weights_are_shared_and_layers_and_tokenizers_are_not(tiny_model_folder:
 
 def test_a_damaged_file_fails_its_shards_and_a_missing_model_the_stage(plan_of: MakePlan, tmp_path: Path) -> None:
     plan = plan_of()
-    (stage,), store = stages_of(plan.config), Store(plan.config.run)
+    (stage,), store = plan_stages(plan.config), Store(plan.config.run)
     object.__setattr__(plan.shards[0], "path", str(tmp_path / "elsewhere.jsonl"))
     events = list(finish_shards(stage, plan.shards, store, workers=2))
     assert [event.shard for event in events if isinstance(event, Failure)] == [plan.shards[0].id]

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from pipeline.mark.commitment import leaf_digest, merkle_proofs, merkle_root, roots_of, version_digest
+from pipeline.mark.commitment import compute_roots, leaf_digest, merkle_proofs, merkle_root, version_digest
 
 
 def sha(data: bytes) -> bytes:
@@ -34,11 +34,11 @@ def test_a_proof_holds_for_its_leaf_alone(count: int) -> None:
     leaves = some_leaves(count)
     root = merkle_root(leaves)
     proofs = merkle_proofs(leaves)
-    assert roots_of(leaves, map(b"".join, proofs)) == [root] * count
+    assert compute_roots(leaves, map(b"".join, proofs)) == [root] * count
     for leaf, proof in zip(leaves, proofs, strict=True):
         assert len(proof) <= (count - 1).bit_length()
         others = [other for other in leaves if other != leaf]
-        assert root not in roots_of(others, [b"".join(proof)] * len(others))
+        assert root not in compute_roots(others, [b"".join(proof)] * len(others))
 
 
 def test_a_leaf_is_canonical_json_of_salted_digests() -> None:

@@ -6,22 +6,22 @@ import unicodedata
 
 import pytest
 
-from pipeline.mark.mark import FEWEST_SITES, drawn_index, versions_of
+from pipeline.mark.mark import FEWEST_SITES, draw_versions, drawn_index
 from pipeline.mark.rules import (
     RULES,
     Family,
     Site,
     canonical,
-    family_of,
     find_sites,
+    language_rules,
+    parse_family,
     patterns,
     phrase_lines,
-    rules_of,
     spelling_lines,
     with_forms,
 )
 
-ENGLISH = rules_of("en")
+ENGLISH = language_rules("en")
 BEFORE, AFTER = "He saw what we", "green apples of theirs"
 
 SENTENCES = {
@@ -58,7 +58,7 @@ def choices(sites: list[Site], rng: random.Random) -> list[int]:
 def families() -> list[Family]:
     phrases = ((name, phrase_lines(name)) for name in ("contraction", "synonym", "that"))
     tables = [("spelling", spelling_lines()), *phrases]
-    return [family_of(f"{name}/{kind}", line) for name, lines in tables for kind, line in lines]
+    return [parse_family(f"{name}/{kind}", line) for name, lines in tables for kind, line in lines]
 
 
 def sentence_for(family: Family, form: str) -> str:
@@ -194,15 +194,15 @@ def test_capitals_and_the_apostrophe_of_a_text_are_kept() -> None:
 
 def test_versions_do_not_depend_on_the_forms_that_the_author_wrote() -> None:
     base, sites = canonical(PASSAGE, ENGLISH) or ("", [])
-    drawn = versions_of(base, "a", 20, 3, ENGLISH)
+    drawn = draw_versions(base, "a", 20, 3, ENGLISH)
     rng = random.Random(0)
     for _ in range(20):
-        assert versions_of(with_forms(base, sites, choices(sites, rng)), "a", 20, 3, ENGLISH) == drawn
+        assert draw_versions(with_forms(base, sites, choices(sites, rng)), "a", 20, 3, ENGLISH) == drawn
 
 
 @pytest.mark.parametrize("k", [2, 5, 20, 1000])
 def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
-    drawn = versions_of(PASSAGE, "a", k, 3, ENGLISH)
+    drawn = draw_versions(PASSAGE, "a", k, 3, ENGLISH)
     assert not isinstance(drawn, str)
     assert len(set(drawn.texts)) == k
     for number, text in enumerate(drawn.texts):
@@ -212,15 +212,15 @@ def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
 
 def test_versions_and_indices_follow_from_seed_and_id_and_too_few_of_them_are_a_reason() -> None:
     pairs = (("a", 1), ("a", 1), ("b", 1), ("a", 2))
-    drawn = [versions_of(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in pairs]
+    drawn = [draw_versions(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in pairs]
     assert drawn[0] == drawn[1]
     assert drawn[0] not in drawn[2:]
     indices = [[drawn_index(seed, str(doc_id), 20) for doc_id in range(100)] for seed in (1, 1, 2)]
     assert indices[0] == indices[1] != indices[2]
-    assert versions_of("The color of it.", "a", 2, 3, ENGLISH) == f"fewer than {FEWEST_SITES} sites"
+    assert draw_versions("The color of it.", "a", 2, 3, ENGLISH) == f"fewer than {FEWEST_SITES} sites"
     text = "The color, the flavor, the odor, the humor and the labor of it."
-    assert not isinstance(versions_of(text, "a", 32, 3, ENGLISH), str)
-    assert versions_of(text, "a", 33, 3, ENGLISH) == "fewer than 33 versions"
+    assert not isinstance(draw_versions(text, "a", 32, 3, ENGLISH), str)
+    assert draw_versions(text, "a", 33, 3, ENGLISH) == "fewer than 33 versions"
 
 
 @pytest.mark.parametrize("k", [2, 3, 20, 1000])
@@ -238,7 +238,7 @@ def test_forms_are_drawn_uniformly() -> None:
     text = SENTENCES["spelling"] + " " + SENTENCES["contraction"]
     counts: dict[int, int] = {}
     for doc_id in range(2000):
-        drawn = versions_of(text, str(doc_id), 2, 5, ENGLISH)
+        drawn = draw_versions(text, str(doc_id), 2, 5, ENGLISH)
         assert not isinstance(drawn, str)
         for choice in drawn.choices:
             for site, form in enumerate(choice):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import ended
 from made_up_items import TEMPLATE, Row, write_rows
-from marked_runs import run_here, scores_of, versions_audit
+from marked_runs import finite_scores, run_here, versions_audit
 from scipy.stats import kstest
 
 from pipeline.config.corpus import CorpusConfig
@@ -19,10 +19,10 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.draw_features import IN_PLACE, OUT_OF_PLACE, UNMARKED, ChoiceItem, item_features
 from pipeline.corpus.inputs import find_inputs
-from pipeline.corpus.marks import marks_of
-from pipeline.corpus.options import cause_of, orders_of
+from pipeline.corpus.marks import option_marks
+from pipeline.corpus.options import cause_of, order_options
 from pipeline.corpus.shard import whole_shard
-from pipeline.selection.versions import preference_residuals, redraw_p_value
+from pipeline.selection.version_scores import preference_residuals, redraw_p_value
 from pipeline.store.files import Store
 
 TEXTS = ("red as rust", "blue", "green", "grey")
@@ -68,7 +68,7 @@ def marked(form: str, symbols: Any, texts: Any = TEXTS) -> list[str]:
 def test_marks_of_every_style_are_taken_off_whatever_their_order(form: str, symbols: Any) -> None:
     for places in itertools.permutations(range(4)):
         options = marked(form, [symbols[place] for place in places])
-        marks = marks_of(options)
+        marks = option_marks(options)
         assert marks is not None
         assert (marks.places, marks.bare) == (places, TEXTS)
         assert marks.prefixes == tuple(form.format(symbol) for symbol in symbols)
@@ -98,12 +98,12 @@ def test_marks_of_every_style_are_taken_off_whatever_their_order(form: str, symb
     ],
 )
 def test_what_is_no_mark_of_the_first_places_stays(options: list[str]) -> None:
-    assert marks_of(options) is None
+    assert option_marks(options) is None
     assert item_features(ChoiceItem(options, {"question": "Which?"})).marks == UNMARKED
 
 
 def made(options: list[str], keep: bool = False) -> tuple[list[str], int]:
-    texts, index, _, _ = orders_of(options, "choices", {"question": "Which?"}, "{question}\n{choices}", keep)
+    texts, index, _, _ = order_options(options, "choices", {"question": "Which?"}, "{question}\n{choices}", keep)
     return texts, index
 
 
@@ -134,7 +134,7 @@ def test_rules_of_items_that_are_left_out_read_options_without_marks() -> None:
         (["(A) 3 cm", "(B) 7 cm"], "ordered options"),
         (["1) water", "2) Both"], "options that refer to others"),
     ):
-        left = orders_of(options, "choices", {"question": "Which?"}, "{question}\n{choices}")
+        left = order_options(options, "choices", {"question": "Which?"}, "{question}\n{choices}")
         assert (left.reason, cause_of(left.message)) == ("not_permutable", cause)
 
 
@@ -176,7 +176,7 @@ def test_a_model_that_cannot_know_lettered_items_is_not_accused_whatever_their_s
         bare = [rng.sample([text[4:] for text in row["choices"]], 4) for row in rows]
         again = [{**row, "choices": marked("({}) ", "ABCD", some)} for row, some in zip(rows, bare, strict=True)]
         assert texts_of(tmp_path / "items.jsonl", again) == original
-    scores, draws = preference_residuals(scores_of(tmp_path / "audit.yaml")), np.random.default_rng(0)
+    scores, draws = preference_residuals(finite_scores(tmp_path / "audit.yaml")), np.random.default_rng(0)
     redrawn = [replace(scores, published=draws.integers(24, size=40)) for _ in range(300)]
     p_values = [redraw_p_value(one, number, redraws=999) for number, one in enumerate(redrawn)]
     assert kstest(p_values, "uniform").pvalue > 0.01

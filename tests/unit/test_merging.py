@@ -23,7 +23,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.probe import is_exact, rounding_of
+from pipeline.models.probe import is_exact, rounding_error
 from pipeline.models.sharing import Adapters
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.train import train
@@ -165,7 +165,7 @@ def test_a_merged_adapter_gives_the_logits_of_peft(case: str, saved: Callable[[s
     plain, expected = of_peft(config)
     assert (plain - expected).abs().max() > 0.1, "the adapter makes a difference"
     lm = open_model(config)
-    assert (logits(lm) - expected).abs().max() < rounding_of(expected)
+    assert (logits(lm) - expected).abs().max() < rounding_error(expected)
     assert not any("lora" in name or "base_layer" in name for name, _ in lm.model.named_modules())
 
 
@@ -293,4 +293,4 @@ def test_an_adapter_of_smollm2_is_merged_within_the_tolerance(
     with torch.no_grad():
         found = lm.model(input_ids=ids).logits
     assert (expected - plain).abs().max() > 1
-    assert (found - expected).abs().max() < rounding_of(expected) / 4
+    assert (found - expected).abs().max() < rounding_error(expected) / 4

@@ -17,7 +17,7 @@ from pipeline.selection.shares import clopper_pearson
 BH = [SelectionConfig(name="bh", detectors=["loss"], procedure="bh", alpha=0.1, confidence=0.9)]
 
 
-def scores_of(documents: int, seed: int = 0) -> Scores:
+def finite_scores(documents: int, seed: int = 0) -> Scores:
     values = np.random.default_rng(seed).normal(size=documents)
     return Scores({"loss": values}, np.arange(documents, dtype=np.int64))
 
@@ -29,7 +29,7 @@ def test_the_exact_size_is_the_largest_at_which_alpha_is_a_ratio_of_ranks(docume
 
 
 def test_alarms_are_those_of_bh_written_out() -> None:
-    scores, alpha, splits = scores_of(98), 0.1, 200
+    scores, alpha, splits = finite_scores(98), 0.1, 200
     expected = 0
     for number in range(splits):
         order = np.random.Generator(np.random.PCG64([3, number])).permutation(
@@ -44,9 +44,9 @@ def test_alarms_are_those_of_bh_written_out() -> None:
 
 
 def test_the_permutation_test_is_counted_and_shows_no_more_than_chance_and_too_large_a_split_is_refused() -> None:
-    *_, verdict = count_alarms(scores_of(60), BH, 30, 30, 100)
+    *_, verdict = count_alarms(finite_scores(60), BH, 30, 30, 100)
     assert clopper_pearson(verdict.verdicts, 100, 0.0005)[0] <= 0.01
-    assert "a split takes 60 documents, got 59" in user_error(count_alarms, scores_of(59), BH, 30, 30, 1)
+    assert "a split takes 60 documents, got 59" in user_error(count_alarms, finite_scores(59), BH, 30, 30, 1)
 
 
 def test_a_users_own_unseen_documents_are_scored_once_and_split(

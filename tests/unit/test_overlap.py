@@ -12,7 +12,7 @@ from export_runs import file_scores
 from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
-from pipeline.answers.select import Each, select_all
+from pipeline.answers.select import ShardMap, select_all
 from pipeline.checks.dependence import read_sketches
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
@@ -40,7 +40,7 @@ def select(
     known: Sequence[str],
     trained: Sequence[str] | None = None,
     overlap: str = "error",
-    each: Each = each,
+    each: ShardMap = each,
     raised: int = 0,
     **asked: Any,
 ) -> Summary:

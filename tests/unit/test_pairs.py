@@ -28,7 +28,7 @@ from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import check_stages, stages_of
+from pipeline.stages.registry import check_stages, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
 
@@ -70,7 +70,7 @@ def evidence_of(targets: list[list[float]], others: list[list[float]], bests: li
     return Evidence(["text"] * len(targets), {FORWARD: target, REFERENCE: TokenStatistics(table(others), mask)})
 
 
-def scores_of(evidence: Evidence) -> list[list[float]]:
+def finite_scores(evidence: Evidence) -> list[list[float]]:
     return [one.score(evidence).tolist() for one in parse_detectors(list(PAIRS))]
 
 
@@ -80,7 +80,7 @@ def test_they_are_their_transcriptions() -> None:
     drawn = [-generator.integers(0, 40, (3, n)) / 8 for n in (1, 2, 3, 5, 11, 39, 40, 41, 90)]
     targets, others = ([row[i].tolist() for row in drawn] for i in (0, 1))
     bests = [np.maximum(row[0], row[2]).tolist() for row in drawn]
-    ez, wbc = scores_of(evidence_of(targets, others, bests))
+    ez, wbc = finite_scores(evidence_of(targets, others, bests))
     assert ez == pytest.approx(list(map(ez_of, targets, others, bests)))
     assert wbc == pytest.approx(list(map(wbc_of, targets, others)))
 
@@ -91,12 +91,12 @@ def test_rounding_of_one_small_loss_changes_no_ez_and_the_order_is_that_of_the_p
     scores = []
     for losses in (0, 1, 2, 4):
         target = [*gains, -1.0 - losses * last_digit]
-        scores.append(scores_of(evidence_of([target], [[-4.0, -4.0, -4.0, -1.0]], [[-0.5] * 4]))[0][0])
+        scores.append(finite_scores(evidence_of([target], [[-4.0, -4.0, -4.0, -1.0]], [[-0.5] * 4]))[0][0])
     np.testing.assert_allclose(scores, 1.0, rtol=1e-6)
     assert scores == sorted(scores, reverse=True)
     assert len(set(scores)) == 4
     drawn = np.random.default_rng(4).normal(-9, 1, (2, 300, 30)).astype(np.float32).astype(float)
-    made = scores_of(evidence_of(*drawn.tolist(), np.full((300, 30), -0.01).tolist()))[0]
+    made = finite_scores(evidence_of(*drawn.tolist(), np.full((300, 30), -0.01).tolist()))[0]
     difference = drawn[0] - drawn[1]
     ratio = difference.clip(0).sum(1) / (-difference.clip(max=0).sum(1) + 1e-12)
     assert np.array_equal(np.argsort(made, kind="stable"), np.argsort(ratio, kind="stable"))
@@ -106,14 +106,14 @@ def test_what_is_no_number_is_nan_in_its_document_alone_and_other_numbers_of_tok
     for place, bad in product((0, 1), (math.nan, -math.inf)):
         given = [[[-1.0, -2.0], [-1.0, -2.0]], [[-2.0, -1.0], [-2.0, -1.0]]]
         given[place][1][0] = bad
-        for scores in scores_of(evidence_of(given[0], given[1], [[-0.5, -0.5]] * 2)):
+        for scores in finite_scores(evidence_of(given[0], given[1], [[-0.5, -0.5]] * 2)):
             assert [math.isnan(score) for score in scores] == [False, True]
     passes = evidence_of([[-1.0, -2.0]], [[-1.0, -2.0]], [[-1.0, -1.0]]).passes
     shorter = evidence_of([[-1.0]], [[-1.0]], [[-1.0]]).passes
     first, second = (evidence_of(rows, rows, rows).passes for rows in ([[-1.0], [-1.0] * 2], [[-1.0] * 2, [-1.0]]))
     for one, other in ((passes, shorter), (first, second)):
         with pytest.raises(ValueError, match="different numbers of tokens"):
-            scores_of(Evidence(["text"], {FORWARD: one[FORWARD], REFERENCE: other[REFERENCE]}))
+            finite_scores(Evidence(["text"], {FORWARD: one[FORWARD], REFERENCE: other[REFERENCE]}))
     assert token_differences(Evidence(["text"], first))[0].tolist() == [[0.0] * 2] * 2, "0 where there is no token"
     planned = plan_passes(parse_detectors(["loss", "reference", *PAIRS]))
     assert planned == {FORWARD: STATISTICS, REFERENCE: frozenset({"log_prob"})}, "those of loss and reference"
@@ -148,7 +148,7 @@ def described(tmp_path: Path, model: Path, other: Path | None, **settings: Any) 
 def scored(config: AuditConfig) -> pa.Table:
     """The rows of all shards, scored in this process."""
     shards, store = make_plan(config).shards, Store(config.run)
-    events = finish_shards(stages_of(config)[-1], shards, store, workers=1)
+    events = finish_shards(plan_stages(config)[-1], shards, store, workers=1)
     return pa.concat_tables([read_filed(store, event) for event in events if isinstance(event, Receipt)])
 
 
@@ -204,7 +204,7 @@ def test_other_tokenizers_are_refused(tmp_path: Path, tiny_model_folder: Path, o
         change(tokenizer)
         tokenizer.save_pretrained(folder)
         config = build_config(described(tmp_path, tiny_model_folder, folder, detectors=["loss", "wbc"]))
-        events = finish_shards(stages_of(config)[-1], make_plan(config).shards, Store(config.run), 1)
+        events = finish_shards(plan_stages(config)[-1], make_plan(config).shards, Store(config.run), 1)
         for message in (user_error(check_stages, config), user_error(list, events)):
             assert message.startswith("detector wbc compares model ")
             for part in (differs, str(tiny_model_folder), str(folder)):

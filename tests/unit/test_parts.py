@@ -21,7 +21,7 @@ from pipeline.plan.description import build_config
 from pipeline.plan.forecast import forecast
 from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 
 Files = dict[str, str]
@@ -176,7 +176,7 @@ def test_scores_name_a_document_by_all_of_its_text_as_parts_do(audit: Audit, fil
     config = audit(files, detectors=["loss"], max_tokens=3)
     (shard,) = [shard for shard in make_plan(config).shards if shard.role == "unseen"]
     store = Store(str(tmp_path / "run"))
-    (stage,) = stages_of(config)
+    (stage,) = plan_stages(config)
     receipt = process(stage, stage.make(stage, Placement()), shard, store)
     found = store.read_table(receipt.data, ["text_key", "truncated"])
     assert all(found["truncated"].to_pylist())
@@ -227,6 +227,6 @@ def test_a_text_transform_changes_texts_keys_and_the_fingerprint(audit: Audit, f
     replaced = audit(files, text_transform={"dates": "replace_year", "year": 1999})
     assert all(text.endswith(" of 1999") or text == "1999" for text in parts(replaced).adapters["default"].texts)
     plain = audit(files)
-    assert len({json.dumps(stages_of(config)[-1].fingerprint) for config in (plain, removed, replaced)}) == 3
+    assert len({json.dumps(plan_stages(config)[-1].fingerprint) for config in (plain, removed, replaced)}) == 3
     with pytest.raises(UserError, match="year goes with dates: replace_year"):
         audit(files, text_transform={"dates": "remove", "year": 3000})

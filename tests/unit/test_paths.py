@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import display_name
-from pipeline.config.paths import Named, Place, fields_of, origin_of, placed, placed_value, sections_in, written
+from pipeline.config.paths import Named, Place, named_fields, path_origin, placed, placed_value, sections_in, written
 from pipeline.config.yaml import read_mapping
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.detectors import plugins
 from pipeline.plan.description import build_config, load_config
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, load_trial
 
@@ -83,7 +83,7 @@ def test_ids_above_the_file_and_of_absolute_paths_are_as_they_were_written(proje
         "../data/audit/a.jsonl#1",
         f"{project}/data/unseen.jsonl#0",
     ]
-    assert (written("s3://bucket/./a"), origin_of("s3://bucket/./a")) == ("s3://bucket/./a", None)
+    assert (written("s3://bucket/./a"), path_origin("s3://bucket/./a")) == ("s3://bucket/./a", None)
     audit = {"path": f"{project}/data/./audit/a.jsonl"}
     config = build_config(description(corpus={"audit": audit}, selections=[]))
     assert ids_of(config) == ["audit/a.jsonl#0", "audit/a.jsonl#1"]
@@ -99,7 +99,7 @@ def marks_in(hint: Any) -> Iterator[Any]:
 def settings_of(kind: type, where: str = "") -> Iterator[tuple[str, Any, str, Place | None]]:
     """Path, annotation, description and place of every setting of a configuration, with those of its sections."""
     hints = get_type_hints(kind, include_extras=True)
-    for name, field in fields_of(kind).items():
+    for name, field in named_fields(kind).items():
         marks = [*marks_in(hints[name]), *getattr(field, "metadata", ())]
         path = f"{where}{getattr(field, 'alias', None) or name}"
         place = next((mark for mark in marks if isinstance(mark, Place)), None)
@@ -233,7 +233,7 @@ def test_where_an_adapters_corpus_lies_changes_no_fingerprint(tiny_model_folder:
             detectors=["loss", {"fsd": {"base": "loss"}}],
             fsd={"corpus": {"path": "own.jsonl"}},
         )
-        prints.append(stages_of(load_config(write_yaml(tmp_path / name / "audit.yaml", **settings)))[-1].fingerprint)
+        prints.append(plan_stages(load_config(write_yaml(tmp_path / name / "audit.yaml", **settings)))[-1].fingerprint)
     assert prints[0] == prints[1]
 
 

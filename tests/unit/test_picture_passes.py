@@ -15,10 +15,10 @@ from torch import Tensor
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
-from pipeline.passes.forward import tail_of
+from pipeline.models.picture_prompts import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
+from pipeline.passes.forward import find_tail
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.pictures import describe, forward_pictures, pictures_in_parts, positions_of
+from pipeline.passes.picture_forward import describe, forward_pictures, pictures_in_parts, token_positions
 from pipeline.passes.statistics import PARTS, STATISTICS
 
 SIZES = [(40, 30), (64, 64), (30, 60), (56, 56), (33, 32)]
@@ -81,7 +81,7 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop_also_in_halves(
         for row, (prompt, description) in enumerate(zip(some, written, strict=True)):
             ids, logits = logits_of(lm, prompt, description)
             for part in PARTS:
-                places = positions_of(prompt, len(description), part, token)[1:]
+                places = token_positions(prompt, len(description), part, token)[1:]
                 assert measured[part].mask[row].sum() == len(places)
                 for name, expected in plainly(logits, ids, places, token).items() if places else ():
                     got = found_of(measured[part], name)[row, : len(places)].double()
@@ -95,17 +95,17 @@ def test_the_statistics_of_each_part_are_those_of_a_plain_loop_also_in_halves(
 
 
 def test_parts_are_told_by_the_token_of_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:
-    assert tail_of(lm.model) is not None, "its head is applied to the rows of the parts alone"
+    assert find_tail(lm.model) is not None, "its head is applied to the rows of the parts alone"
     for prompt in prompts:
-        image = positions_of(prompt, 3, "image", token)
-        instruction = positions_of(prompt, 3, "instruction", token)
+        image = token_positions(prompt, 3, "image", token)
+        instruction = token_positions(prompt, 3, "instruction", token)
         assert {prompt.ids[place] for place in image} == {token}
         assert token not in [prompt.ids[place] for place in instruction]
         assert INSTRUCTION in lm.tokenizer.decode([prompt.ids[place] for place in instruction])
-        described = positions_of(prompt, 3, "description", token)
+        described = token_positions(prompt, 3, "description", token)
         assert described == list(range(len(prompt.ids), len(prompt.ids) + 3))
         assert instruction[0] == image[-1] + 1
-        assert positions_of(prompt, 3, "instruction_description", token) == instruction + described
+        assert token_positions(prompt, 3, "instruction_description", token) == instruction + described
 
 
 def test_no_caption_or_description_holds_a_picture(lm: LanguageModel, prompts: list[PicturePrompt], token: int) -> None:

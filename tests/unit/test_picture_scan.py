@@ -20,18 +20,18 @@ from benchmarks.plain_loop import process
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.pictures import open_picture
+from pipeline.corpus.picture_files import open_picture
 from pipeline.corpus.shard import Shard
 from pipeline.models.load import open_picture_model
-from pipeline.models.pictures import INSTRUCTION, picture_prompt, picture_token
-from pipeline.passes.pictures import describe
+from pipeline.models.picture_prompts import INSTRUCTION, picture_prompt, picture_token
+from pipeline.passes.picture_forward import describe
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.run.scored import read_scored
 from pipeline.stages.base import Output, Placement
 from pipeline.stages.local import finish_shards
-from pipeline.stages.pictures import shown_pictures
-from pipeline.stages.registry import stages_of
+from pipeline.stages.picture_scoring import shown_pictures
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
 
@@ -45,7 +45,7 @@ GIVEN = "loss(part=description, caption=given)"
 OF_CAPTIONS: list[Any] = [{"loss": {"part": "description", "caption": "given"}}]
 
 
-def audit_of(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = None, **settings: Any) -> AuditConfig:
+def trial_audit(folder: Path, model: Any, rows: dict[str, Sequence[Any]] | None = None, **settings: Any) -> AuditConfig:
     """An audit of pictures in a Parquet file, of which a few make a shard."""
     columns = rows or {"image": [encoded(picture) for picture in PICTURES], "caption": CAPTIONS}
     columns = {"id": [f"picture-{row}" for row in range(len(columns["image"]))], **columns}
@@ -61,7 +61,7 @@ def finished(config: AuditConfig, workers: int = 1) -> dict[str, list[pa.Table]]
     """The rows that each stage of an audit makes, a table a shard, and those in quarantine."""
     plan, store = make_plan(config), Store(config.run)
     tables: dict[str, list[pa.Table]] = {"quarantine": []}
-    for stage in stages_of(config):
+    for stage in plan_stages(config):
         events = finish_shards(stage, plan.shards, store, workers)
         receipts = sorted((e for e in events if isinstance(e, Receipt)), key=lambda receipt: receipt.shard)
         assert len(receipts) == len(plan.shards)
@@ -71,7 +71,7 @@ def finished(config: AuditConfig, workers: int = 1) -> dict[str, list[pa.Table]]
 
 
 def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava)
+    config = trial_audit(tmp_path, llava)
     scores = pa.concat_tables(finished(config)["score"]).to_pylist()
     for receipt in read_receipts(Store(config.run), "describe"):
         assert receipt.tokens == sum(map(len, Store(config.run).read_table(receipt.data)["ids"].to_pylist())) > 0
@@ -110,22 +110,22 @@ def test_the_scores_are_those_of_a_plain_loop_over_the_models_own_logits(tmp_pat
 
 
 def test_rows_do_not_depend_on_the_number_of_threads_nor_on_what_shares_a_batch(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava)
+    config = trial_audit(tmp_path, llava)
     one = finished(config.model_copy(update={"run": str(tmp_path / "one")}))
     three = finished(config.model_copy(update={"run": str(tmp_path / "three")}), workers=3)
     assert len(one["score"]) > 2
     for name in ("describe", "score"):
         assert all(table.equals(other) for table, other in zip(one[name], three[name], strict=True))
-    alone = audit_of(tmp_path, llava, run=str(tmp_path / "alone"), resources={"batch_tokens": 1})
+    alone = trial_audit(tmp_path, llava, run=str(tmp_path / "alone"), resources={"batch_tokens": 1})
     for table, other in zip(one["score"], finished(alone)["score"], strict=True):
         for column in table.column_names[9:]:
             assert other[column].to_pylist() == pytest.approx(table[column].to_pylist(), abs=1e-4)
 
 
 def test_parts_of_one_description_share_a_forward_pass(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava)
+    config = trial_audit(tmp_path, llava)
     (shard, *_), store = make_plan(config).shards, Store(config.run)
-    describing, scoring = stages_of(config)
+    describing, scoring = plan_stages(config)
     list(finish_shards(describing, [shard], store, 1))
     scorer = scoring.make(scoring, Placement())
     work(scorer, shard, store)  # the first pass looks for the head of the model
@@ -149,7 +149,7 @@ def test_a_bad_picture_stops_nothing_and_never_vanishes(tmp_path: Path, llava: P
     images: list[Any] = [encoded(PICTURES[0]), whole[: len(whole) // 2], b"no picture", b"", encoded(PICTURES[1])]
     images += [encoded(PICTURES[2]), encoded(PICTURES[3]), None]
     captions = ["a red house", "cut in half", "words", "nothing", None, "a", "the quiet river", "none"]
-    tables = finished(audit_of(tmp_path, llava, {"image": images, "caption": captions}))
+    tables = finished(trial_audit(tmp_path, llava, {"image": images, "caption": captions}))
     reasons = {row["doc_id"]: row["reason"] for table in tables["quarantine"] for row in table.to_pylist()}
     kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
     assert reasons == {
@@ -167,7 +167,7 @@ def test_a_picture_that_a_models_own_processor_refuses_is_left_out_with_its_word
     save_qwen_vl(tmp_path / "model", "2")
     images = [encoded(picture) for picture in random_pictures([(40, 30), (500, 1), (30, 60)])]
     rows = {"image": images, "caption": ["a red house"] * 3}
-    tables = finished(audit_of(tmp_path, tmp_path / "model", rows, detectors=OF_CAPTIONS))
+    tables = finished(trial_audit(tmp_path, tmp_path / "model", rows, detectors=OF_CAPTIONS))
     refused = [row for table in tables["quarantine"] for row in table.to_pylist()]
     kept = [row["doc_id"] for table in tables["score"] for row in table.to_pylist()]
     assert {(row["doc_id"], row["reason"]) for row in refused} == {("picture-1", "model_error")}
@@ -189,7 +189,7 @@ def test_a_worker_holds_the_pixels_of_one_picture_and_of_the_next(llava: Path) -
 def test_the_same_pixels_have_the_same_key_and_scores_whatever_file_they_are_in(tmp_path: Path, llava: Path) -> None:
     picture = PICTURES[1]
     files = [encoded(picture), encoded(picture, "BMP"), encoded(picture, "WEBP", lossless=True), encoded(PICTURES[2])]
-    tables = finished(audit_of(tmp_path, llava, {"image": files, "caption": ["a red house"] * 4}))
+    tables = finished(trial_audit(tmp_path, llava, {"image": files, "caption": ["a red house"] * 4}))
     png, bitmap, webp, other = (row for table in tables["score"] for row in table.to_pylist())
     for same in (bitmap, webp):
         assert (same["text_key"], same["sketch"]) == (png["text_key"], png["sketch"]), "one document"
@@ -201,8 +201,8 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava:
     lm = open_picture_model(ModelConfig(path=str(llava)))
     lengths = [len(lm.tokenizer(f" {caption}", add_special_tokens=False)["input_ids"]) for caption in CAPTIONS]
     most = sorted(lengths)[len(lengths) // 2]
-    config = audit_of(tmp_path, llava, max_tokens=most, detectors=OF_CAPTIONS)
-    (stage,) = stages_of(config)
+    config = trial_audit(tmp_path, llava, max_tokens=most, detectors=OF_CAPTIONS)
+    (stage,) = plan_stages(config)
     assert stage.name == "score", "nothing is described where the captions are given"
     rows = [row for table in finished(config)["score"] for row in table.to_pylist()]
     assert {row["truncated"] for row in rows} == {True, False}
@@ -212,7 +212,7 @@ def test_a_caption_is_cut_at_max_tokens_and_that_is_noted(tmp_path: Path, llava:
 
 def test_a_picture_leaves_room_for_two_tokens_or_is_refused(tmp_path: Path, llava: Path) -> None:
     document = Document(0, "a", CAPTIONS[2], None, picture=encoded(PICTURES[0]))
-    (stage,) = stages_of(audit_of(tmp_path, llava, detectors=OF_CAPTIONS))
+    (stage,) = plan_stages(trial_audit(tmp_path, llava, detectors=OF_CAPTIONS))
     scorer = stage.make(stage, Placement())
     prompt = len(picture_prompt(scorer.lm, PICTURES[0]).ids)
     for room, expected in enumerate(("too_large", "too_short", prompt + 2)):
@@ -228,25 +228,25 @@ def test_roles_name_their_columns_as_they_like(tmp_path: Path, llava: Path) -> N
     pq.write_table(pa.table({"photo": images, "title": CAPTIONS}), tmp_path / "unseen.parquet")
     corpus, limits = {"audit": source, "unseen": unseen}, {"document_bytes": 100_000, "picture_pixels": 10_000}
     selections = [{"name": "members", "detectors": [GIVEN], "procedure": "bh"}]
-    config = audit_of(tmp_path, llava, corpus=corpus, limits=limits, selections=selections, detectors=OF_CAPTIONS)
+    config = trial_audit(tmp_path, llava, corpus=corpus, limits=limits, selections=selections, detectors=OF_CAPTIONS)
     finished(config)
     scored = read_scored(Store(config.run), make_plan(config).shards)
     assert {receipt.role for receipt in scored.receipts} == {"audit", "unseen"}
 
 
 def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Path) -> None:
-    config = audit_of(tmp_path, llava)
-    described, scored = stages_of(config)
+    config = trial_audit(tmp_path, llava)
+    described, scored = plan_stages(config)
     assert described.fingerprint["instruction"] == INSTRUCTION
     assert described.fingerprint["tokens"] == 32
-    again = stages_of(audit_of(tmp_path, llava))
+    again = plan_stages(trial_audit(tmp_path, llava))
     assert [stage.fingerprint for stage in again] == [described.fingerprint, scored.fingerprint]
-    narrow = audit_of(tmp_path, llava, limits={"picture_pixels": 10_000})
-    of_shards = [stages_of(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in (config, narrow)]
+    narrow = trial_audit(tmp_path, llava, limits={"picture_pixels": 10_000})
+    of_shards = [plan_stages(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in (config, narrow)]
     assert of_shards[0] != of_shards[1]
     without = {"audit": {"path": str(tmp_path / "audit.parquet"), "image": "image"}}
-    generated = [audit_of(tmp_path, llava, detectors=DETECTORS[:1], **more) for more in ({}, {"corpus": without})]
-    of_shards = [stages_of(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in generated]
+    generated = [trial_audit(tmp_path, llava, detectors=DETECTORS[:1], **more) for more in ({}, {"corpus": without})]
+    of_shards = [plan_stages(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in generated]
     assert of_shards[0] != of_shards[1]
     processor = llava / "processor_config.json"
     before = processor.read_text()
@@ -254,7 +254,7 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Pat
     changed["patch_size"] = 16
     try:
         processor.write_text(json.dumps(changed))
-        assert stages_of(config)[0].fingerprint != described.fingerprint
+        assert plan_stages(config)[0].fingerprint != described.fingerprint
     finally:
         processor.write_text(before)
 
@@ -265,8 +265,8 @@ def test_a_picture_that_changes_between_description_and_scores_stops_its_shard(t
     lines = (json.dumps({"id": f"audit-{row}", "image": f"{row}.png"}) + "\n" for row in range(3))
     (tmp_path / "audit.jsonl").write_text("".join(lines))
     corpus = {"audit": {"path": str(tmp_path / "audit.jsonl"), "id": "id", "image": "image"}}
-    config = audit_of(tmp_path, llava, corpus=corpus, detectors=[{"renyi": {"part": "description"}}])
-    (shard,), store, (describe, score) = make_plan(config).shards, Store(config.run), stages_of(config)
+    config = trial_audit(tmp_path, llava, corpus=corpus, detectors=[{"renyi": {"part": "description"}}])
+    (shard,), store, (describe, score) = make_plan(config).shards, Store(config.run), plan_stages(config)
     process(describe, describe.make(describe, Placement()), shard, store)
     (tmp_path / "1.png").write_bytes(encoded(PICTURES[3]))
     error = user_error(process, score, score.make(score, Placement()), shard, store)
@@ -287,12 +287,12 @@ def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) 
         ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, "one is an endpoint, and the documents"),
     ]
     for settings, message in refused:
-        assert message in user_error(audit_of, tmp_path, **{"model": llava, **settings})
+        assert message in user_error(trial_audit, tmp_path, **{"model": llava, **settings})
 
 
 def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_path: Path, llava: Path) -> None:
     def refusal(corpus: dict[str, Any], **settings: Any) -> str:
-        return user_error(audit_of, tmp_path, llava, corpus=corpus, **settings)
+        return user_error(trial_audit, tmp_path, llava, corpus=corpus, **settings)
 
     texts = refusal({"audit": {"path": "audit.jsonl"}})
     assert "reads part image of a picture, and the documents are texts: leave out part" in texts

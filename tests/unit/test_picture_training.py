@@ -15,10 +15,10 @@ from picture_models import SAVE, encoded, random_pictures
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
-from pipeline.corpus.pictures import open_picture
+from pipeline.corpus.picture_files import open_picture
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import caption_ids, padded_prompts, picture_prompt
+from pipeline.models.picture_prompts import caption_ids, padded_prompts, picture_prompt
 from pipeline.training import memory as memory_module
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
 

@@ -27,9 +27,9 @@ from pipeline.corpus.formats.picture import PICTURE
 from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.near_duplicates import near_families
-from pipeline.corpus.pictures import open_picture, picture_problem, picture_sketches
+from pipeline.corpus.picture_files import open_picture, picture_problem, picture_sketches
 from pipeline.corpus.shard import Shard
-from pipeline.export.place import ExportFolder
+from pipeline.export.export_folder import ExportFolder
 from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 
@@ -304,7 +304,7 @@ def source_of(path: Path) -> ExportSource:
     return ExportSource(tuple(shards_of(str(path), LIMITS, caption="txt")), path.name)
 
 
-def marks_of(rows: Sequence[int], keeps: bool) -> RowMarks:
+def option_marks(rows: Sequence[int], keeps: bool) -> RowMarks:
     return RowMarks(iter([np.array(rows, dtype=np.int64)]), keeps)
 
 
@@ -313,13 +313,13 @@ def test_the_kept_samples_of_a_tar_file_have_all_their_files_and_one_that_is_cut
     content = {f"{key}{end}": PNG[0] if end == ".png" else key.encode() for key in keys for end in endings}
     path = Path(tar_of(tmp_path / "shard.tar", content))
     source, sink = source_of(path), io.BytesIO()
-    WEBDATASET.export.copy(source, marks_of([0, 3], False), lambda _: nullcontext(sink))
+    WEBDATASET.export.copy(source, option_marks([0, 3], False), lambda _: nullcontext(sink))
     with tarfile.open(fileobj=io.BytesIO(sink.getvalue())) as archive:
         exported = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
     assert exported == {name: data for name, data in content.items() if name.startswith(("set/a.b/1", "set/2"))}
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(OSError, match=r"not a whole \.tar file"):
-        WEBDATASET.export.copy(source, marks_of([], False), lambda _: nullcontext(io.BytesIO()))
+        WEBDATASET.export.copy(source, option_marks([], False), lambda _: nullcontext(io.BytesIO()))
 
 
 def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: P
     source = source_of(folder)
     assert sorted(source.files) == names
     place = ExportFolder(Store(str(tmp_path / "out")), "run", [])
-    PICTURE.export.copy(source, marks_of([source.files.index("b.png")], False), place.file)
+    PICTURE.export.copy(source, option_marks([source.files.index("b.png")], False), place.file)
     kept = {f"photos/{name}" for name in names if name != "b.png"} | {"photos/more/c.txt", "photos/more/d.txt"}
     assert set(place.names) == kept
     assert len(place.names) == len(kept)
@@ -341,6 +341,6 @@ def test_the_kept_pictures_of_a_folder_keep_their_names_and_captions(tmp_path: P
     for name in kept:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / name).read_bytes()
     single = ExportFolder(Store(str(tmp_path / "single")), "run", [])
-    PICTURE.export.copy(source_of(folder / "b.png"), marks_of([0], True), single.file)
+    PICTURE.export.copy(source_of(folder / "b.png"), option_marks([0], True), single.file)
     assert single.names == ["b.png", "b.txt"]
     assert (tmp_path / "single/b.txt").read_text() == "of b.png"

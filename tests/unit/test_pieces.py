@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from benchmarks.small_model import WORDS
-from pipeline.models.tokens import first_length, pieces_of, tokenize
+from pipeline.models.tokens import first_length, split_into_pieces, tokenize
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def metaspace() -> Any:
 def cut(tokenizer: Any, text: str, most: int = 1024) -> tuple[list[str], str]:
     """The pieces of a text, and the part of it that the tokens cover."""
     (tokens,) = tokenize(tokenizer, [text], most)
-    pieces = pieces_of(tokenizer, text, tokens.ids, tokens.kept)
+    pieces = split_into_pieces(tokenizer, text, tokens.ids, tokens.kept)
     assert len(pieces) == len(tokens.ids)
     assert "".join(pieces) == text[: tokens.kept]
     return pieces, text[: tokens.kept]
@@ -87,9 +87,9 @@ def test_a_piece_is_what_its_token_says_and_a_character_stands_with_its_first_to
     assert len(text) > first_length(20) > len(kept)
     assert pieces[3] == " the"
     with pytest.raises(ValueError, match="its tokens have changed"):
-        pieces_of(byte_level, "the river", [1, 2, 3], 9)
+        split_into_pieces(byte_level, "the river", [1, 2, 3], 9)
     with pytest.raises(ValueError, match="do not decode to it"):
-        pieces_of(ByT5Tokenizer(), "the river", [103, 104, 105], 9)
+        split_into_pieces(ByT5Tokenizer(), "the river", [103, 104, 105], 9)
 
 
 def test_special_tokens_have_no_text_and_dropped_blanks_have_a_place() -> None:

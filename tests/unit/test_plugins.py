@@ -24,7 +24,7 @@ from pipeline.plan.description import build_config
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
-from pipeline.trial.config import audit_of, build_trial
+from pipeline.trial.config import build_trial, trial_audit
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 
@@ -268,7 +268,7 @@ def test_a_configuration_or_trial_names_a_plugins_detector_and_procedure_as_its_
     described = audit(path, detectors=["lowest"], selections=selections, documents={"path": "texts.jsonl"})
     trial, _ = build_trial({key: value for key, value in described.items() if key != "corpus"})
     files = {"audit": "audit.parquet", "unseen": "unseen.parquet"}
-    assert audit_of(trial, trial.model, files).import_ == [path]
+    assert trial_audit(trial, trial.model, files).import_ == [path]
     assert "import" in trial.model_dump()
 
 

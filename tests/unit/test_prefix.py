@@ -89,7 +89,7 @@ def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny
         for _ in range(2):
             behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
     assert [call["input_ids"].numel() for call in calls] == [100, 40, 40, 40, 40]
-    held, tail = shared.HeldPrefixes(), shared.tail_of(tiny.model)
+    held, tail = shared.HeldPrefixes(), shared.find_tail(tiny.model)
     with torch.inference_mode():
         short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
         assert [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short

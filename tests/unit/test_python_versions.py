@@ -14,7 +14,7 @@ from seenset.versions import Versions
 COUNT, EACH = 60, 10
 
 
-def versions_of(published: np.ndarray) -> Versions:
+def draw_versions(published: np.ndarray) -> Versions:
     texts = tuple(tuple(f"{sentence(i)} version {j}" for j in range(EACH)) for i in range(len(published)))
     return Versions(tuple(f"doc-{i}" for i in range(len(published))), texts, tuple(published.tolist()))
 
@@ -24,7 +24,7 @@ def test_documents_whose_published_version_stands_out_are_selected_and_the_colle
     published = rng.integers(EACH, size=COUNT)
     scores = rng.normal(size=(COUNT, EACH))
     scores[np.arange(30), published[:30]] += 6.0
-    answer = seenset.select_versions(versions_of(published), scores.ravel(), alpha=0.1)
+    answer = seenset.select_versions(draw_versions(published), scores.ravel(), alpha=0.1)
     assert answer.selected[:30].sum() >= 28
     assert answer.selected[30:].sum() <= 5
     assert answer.p_collection == 1 / 10_000
@@ -68,7 +68,7 @@ def test_versions_that_cannot_be_compared_are_refused(tiny_model_folder: Path, t
     error = user_error(seenset.read_versions, tmp_path / "public.parquet")
     assert "has no column versions " in error
     assert error.endswith(" its public files hold no versions")
-    two = versions_of(np.zeros(2, dtype=int))
+    two = draw_versions(np.zeros(2, dtype=int))
     error = user_error(seenset.select_versions, two, [1.0, 2.0, 3.0])
     assert error == "scores must be one per version, got shape (3,) for 20 versions"
     assert user_error(seenset.select_versions, two, np.zeros(20), alpha=1.5) == "alpha must be in (0, 1), got 1.5"

@@ -145,7 +145,7 @@ def test_the_average_is_as_certain_as_the_guarantee(tmp_path: Path) -> None:
 def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
 
-    def shown_of(**blind: Any) -> tuple[str, str, str | None]:
+    def classifier_input(**blind: Any) -> tuple[str, str, str | None]:
         amend_checks(store, blind=BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence="Not tested.", **blind))
         (selection,) = page_of(store)[1].selections
         assert any("was not checked" in one for one in selection.answer.cautions) == (not blind["tested"])
@@ -154,12 +154,12 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
         light = next(light for light in brief.lights if light.name == "blind")
         return brief.condition, light.colour, light.reason
 
-    assert shown_of(tested=False) == (
+    assert classifier_input(tested=False) == (
         "Provided both groups are alike and their documents independent; this was not checked:",
         "amber",
         "Not checked: audited and calibration documents are assumed to be alike.",
     )
-    assert shown_of(tested=True, n_to_settle=993) == (
+    assert classifier_input(tested=True, n_to_settle=993) == (
         "Provided both groups are alike; the test could not confirm this:",
         "amber",
         "Inconclusive: about 993 documents of each kind would decide it.",

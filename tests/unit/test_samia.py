@@ -14,14 +14,14 @@ from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.scripts import count_units, units
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
 from pipeline.detectors.draws import coverage_score
-from pipeline.detectors.registry import parse_detectors, sampled_of
+from pipeline.detectors.registry import needed_continuations, parse_detectors
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words, tokenize
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.plan.description import build_config
 from pipeline.stages.base import Output, Placement
-from pipeline.stages.registry import stages_of
-from pipeline.stages.sample import cut_in_two, task_of
+from pipeline.stages.registry import plan_stages
+from pipeline.stages.sample import cut_in_two, make_task
 
 REFERENCE = "the cat sat on the mat"
 
@@ -87,7 +87,7 @@ def test_detectors_that_differ_in_what_they_count_share_their_continuations():
     detectors = parse_detectors([{"samia": given}, {"samia_zlib": {"draws": 3, "prefix_ratio": 0.25}}])
     assert len(detectors) == 9
     assert len(plan_passes(detectors)) == 2
-    assert sampled_of(detectors) == {Continued(): 5, Continued(prefix_ratio=0.25): 3}
+    assert needed_continuations(detectors) == {Continued(): 5, Continued(prefix_ratio=0.25): 3}
     texts = ["the cat sat", "the mat", "no", "no", "no"]
     evidence = Evidence([""], {}, continuations={Continued(): [Continuations(REFERENCE, texts)]})
     scores = {d.column: d.score(evidence).item() for d in detectors if d.name == "samia"}
@@ -109,7 +109,7 @@ def test_a_draw_ends_with_the_words_of_the_rest_or_where_the_model_likes():
 
 def test_a_worker_draws_by_seed_id_and_ratio_behind_what_the_model_has_room_for(tiny_model_folder):
     given = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}, "seed": 3}
-    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"draws": 2, "prefix_ratio": 0.3}}]}))
+    stage, _ = plan_stages(build_config({**given, "detectors": [{"samia": {"draws": 2, "prefix_ratio": 0.3}}]}))
     worker, output = stage.make(stage, Placement()), Output()
     lm = worker.lm = replace(worker.lm, max_tokens=9)
     text = "the river and the quiet garden in winter " * 3
@@ -172,9 +172,9 @@ def test_rouge_of_characters_is_its_definition_and_composed_characters_equal_dec
 @pytest.mark.parametrize(("text", "count"), [("猫", "1 character"), ("cat", "1 word"), ("สวั", "2 characters")])
 def test_only_a_text_that_leaves_no_two_parts_is_too_short(text, count, tiny_model_folder):
     given = {"run": "run", "model": {"path": str(tiny_model_folder)}, "corpus": {"audit": {"path": "a"}}}
-    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"prefix_ratio": 0.3}}]}))
+    stage, _ = plan_stages(build_config({**given, "detectors": [{"samia": {"prefix_ratio": 0.3}}]}))
     output = Output()
-    assert task_of(stage, Document(0, "a", text, None), len(text), output) is None
+    assert make_task(stage, Document(0, "a", text, None), len(text), output) is None
     _, reason, message = output.refused[0]
     assert (reason, message.split(":")[0]) == ("too_short", count)
 
@@ -193,7 +193,7 @@ def test_an_endpoint_gets_at_most_max_tokens_characters_of_a_script_without_blan
 
 def test_draws_of_a_text_without_blanks_are_scored_by_a_real_model(smollm2, smollm2_file):
     given = {"run": "run", "model": {"path": str(smollm2_file)}, "corpus": {"audit": {"path": "a"}}, "max_tokens": 120}
-    stage, _ = stages_of(build_config({**given, "detectors": [{"samia": {"draws": 2}}]}))
+    stage, _ = plan_stages(build_config({**given, "detectors": [{"samia": {"draws": 2}}]}))
     worker, output = stage.make(stage, Placement()), Output()
     worker.lm = smollm2
     text = "今天天气很好，我们去公园散步，然后回家吃晚饭。" * 3

@@ -8,13 +8,13 @@ from test_fused_selections import verdict_of
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import in_slot
-from pipeline.selection.schedule import Level, Slot, share_of
+from pipeline.selection.schedule import Level, Slot, alpha_share
 
 
 def promise(asked_before: bool) -> str:
     """What is guaranteed for a list of a scan."""
     selection = SelectionConfig(name="s", detectors=["loss"])
-    slot = Slot(2, Fraction(1, 10), share_of(2, 4), asked_before)
+    slot = Slot(2, Fraction(1, 10), alpha_share(2, 4), asked_before)
     answer = verdict_of(np.zeros((9, 1)), np.zeros((9, 1)), procedure="bh").answer
     return in_slot(answer, Level.of(selection, slot), selection).promise
 
@@ -27,14 +27,14 @@ def test_nothing_is_guaranteed_of_a_list_whose_question_an_answer_may_have_picke
 
 def test_the_parts_of_a_schedule_sum_to_one_and_without_an_end_never_to_more() -> None:
     for horizon in (1, 3, 52):
-        assert [share_of(number, horizon) for number in range(1, horizon + 1)] == [Fraction(1, horizon)] * horizon
+        assert [alpha_share(number, horizon) for number in range(1, horizon + 1)] == [Fraction(1, horizon)] * horizon
     last = 2000
-    spent = sum(share_of(number, None) for number in range(1, last + 1))
+    spent = sum(alpha_share(number, None) for number in range(1, last + 1))
     least_to_come, most_to_come = ((last + step) ** -0.6 / 0.6 / 2.28576566568013 for step in (1, 0))  # integrals
     assert float(spent) + most_to_come > 1 - 1e-4
     assert spent + Fraction(least_to_come) <= 1
     parts = [int(10**12 / Decimal("2.2858") / Decimal(number) ** Decimal("1.6")) for number in (1, 2, 7, last)]
-    assert [share_of(number, None) for number in (1, 2, 7, last)] == [Fraction(part, 10**12) for part in parts]
+    assert [alpha_share(number, None) for number in (1, 2, 7, last)] == [Fraction(part, 10**12) for part in parts]
 
 
 def test_a_scan_has_its_share_of_alpha_and_of_the_chance_that_its_bounds_fail() -> None:

@@ -45,7 +45,7 @@ from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
-from pipeline.wording import at_most, beside, decimal, percentage
+from pipeline.wording import at_most, decimal, format_against, percentage
 
 ALPHA = 0.1
 
@@ -59,7 +59,7 @@ def terms_of(run: RunFacts, summary: Summary) -> str:
     return answer_text(run, SelectionFacts(summary.name, summary, None, None, ())).terms
 
 
-def table_of(values: np.ndarray, detectors: int, **columns: Any) -> pa.Table:
+def draw_table(values: np.ndarray, detectors: int, **columns: Any) -> pa.Table:
     return pa.table({**{f"d{index}": values for index in range(detectors)}, **columns})
 
 
@@ -67,10 +67,10 @@ def asked(n: int, m: int, strongest: int = 0, detectors: int = 1, seen: int = 0,
     """The answer where so many audited documents score higher than all others, and the rest lower than all."""
     audit = np.full(m, -1.0)
     audit[:strongest] = 1e6
-    known = {"unseen": table_of(np.arange(n, dtype=float), detectors)}
+    known = {"unseen": draw_table(np.arange(n, dtype=float), detectors)}
     if seen:
-        known["seen"] = table_of(np.full(seen, float(n)), detectors)
-    return seenset.select(table_of(audit, detectors), **known, alpha=ALPHA, **settings).summary
+        known["seen"] = draw_table(np.full(seen, float(n)), detectors)
+    return seenset.select(draw_table(audit, detectors), **known, alpha=ALPHA, **settings).summary
 
 
 def selected(procedure: str, n: int, m: int, strongest: int, alpha: Fraction) -> int:
@@ -162,12 +162,12 @@ def test_an_empty_answer_says_the_fewest_that_there_could_have_been(run: RunFact
 def test_the_fewest_of_groups_are_those_of_the_sentence(run: RunFacts) -> None:
     """The large group's smallest p-value is 1/181."""
     n, m = 200, 150
-    unseen = table_of(np.arange(n, dtype=float), 1, group=["few"] * 20 + ["many"] * 180)
+    unseen = draw_table(np.arange(n, dtype=float), 1, group=["few"] * 20 + ["many"] * 180)
 
     def answer(strongest: int) -> Summary:
         scores = np.full(m, -1.0)
         scores[:strongest] = 1e6
-        audit = table_of(scores, 1, group=["many"] * m)
+        audit = draw_table(scores, 1, group=["many"] * m)
         return seenset.select(audit, unseen, procedure="bh", alpha=ALPHA, calibration="by_group").summary
 
     check_fewest(run, m, answer)
@@ -198,13 +198,13 @@ def test_a_plan_says_what_one_group_takes_and_of_few_documents_that_it_is_one(tm
 @pytest.mark.parametrize("value", [0.5304, 0.5296, 0.53, 0.5500001, 0.55, 0.1234])
 @pytest.mark.parametrize("limit", [0.53, 0.55])
 def test_rounding_takes_no_number_to_the_other_side_of_its_limit(value: float, limit: float) -> None:
-    shown = beside(value, limit)
+    shown = format_against(value, limit)
     assert (float(shown) > limit) == (value > limit)
     assert (float(shown) < limit) == (value < limit)
     assert len(shown) <= 9
     if (round(value, 2) > limit, round(value, 2) < limit) == (value > limit, value < limit):
         assert shown == f"{value:.2f}", "with no more digits than it takes"
-    assert beside(5e-17, 0.0) == "5e-17"
+    assert format_against(5e-17, 0.0) == "5e-17"
 
 
 def test_an_interval_is_shown_on_the_side_of_the_limit_that_decided() -> None:

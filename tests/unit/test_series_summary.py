@@ -19,8 +19,8 @@ from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
-from pipeline.series.page import check_page_place, write_series_page
 from pipeline.series.scans import Claim, read_schedule
+from pipeline.series.series_page import check_page_place, write_series_page
 from pipeline.series.summary import SelectionSums, SeriesSummary, read_series
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file

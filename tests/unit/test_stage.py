@@ -28,13 +28,13 @@ from pipeline.models.unchanged import ModelDigests
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.stages.ask_log_probs import LogProbSettings
-from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Wanted, Window, rows_schema
+from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StagePlan, Window, rows_schema
 from pipeline.stages.events import Advance, Ready
 from pipeline.stages.local import finish_shards
 from pipeline.stages.paraphrase import ParaphraserSettings
 from pipeline.stages.prefixes import Prefixes, Shots
 from pipeline.stages.process import earlier_rows, file_rows, filed_rows, new_rows, read_rows
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.stages.sample import SampleSettings
 from pipeline.stages.score import ScoreSettings
 from pipeline.stages.worker import work_through
@@ -102,7 +102,7 @@ def audit(**settings: Any) -> tuple[Stage, ...]:
         name = model.path if isinstance(model, ModelConfig) else model.name
         return {"model": name, "tokenizer": name, "dtype": "float32", "quantization": "none"}
 
-    return stages_of(Wanted(build_config({**described, "detectors": detectors, **settings}), digest=digest))
+    return plan_stages(StagePlan(build_config({**described, "detectors": detectors, **settings}), digest=digest))
 
 
 def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:

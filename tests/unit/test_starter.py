@@ -27,7 +27,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.config.yaml import config_schema
-from pipeline.corpus.discovery import id_column, role_of, text_column
+from pipeline.corpus.discovery import guess_role, id_column, text_column
 from pipeline.plan.description import load_config
 from pipeline.plan.starter import HUB_MODEL, HUB_PICTURE_MODEL, audit_starter, write_starter
 from pipeline.run.plan import describe_model, make_plan
@@ -142,7 +142,7 @@ def test_a_role_is_guessed_from_the_last_part_of_a_path_that_speaks_of_one() -> 
         "seen": ["members.jsonl", "train.jsonl"],
         None: ["wikipedia.jsonl", "restraint.jsonl"],
     }.items():
-        assert [role_of(path)[0] for path in paths] == [role] * len(paths)
+        assert [guess_role(path)[0] for path in paths] == [role] * len(paths)
 
 
 def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> None:

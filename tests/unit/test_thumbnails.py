@@ -12,8 +12,8 @@ from PIL import Image, PngImagePlugin
 from rich.console import Console
 from test_report import report, unpacked
 
-from pipeline.answers.top_documents import SIDE, read_thumbnails, thumbnail_of, thumbnails_file
-from pipeline.corpus.pictures import open_picture
+from pipeline.answers.top_documents import SIDE, make_thumbnail, read_thumbnails, thumbnails_file
+from pipeline.corpus.picture_files import open_picture
 from pipeline.plan.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
@@ -53,7 +53,7 @@ def finished_run(folder: Path, **arguments: Any) -> Store:
 def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
     data = hostile_picture()
     assert HOSTILE.encode() in data
-    thumbnail = thumbnail_of(open_picture(data))
+    thumbnail = make_thumbnail(open_picture(data))
     assert b"script" not in thumbnail
     with Image.open(io.BytesIO(thumbnail)) as image:
         assert image.size == (96, 32)

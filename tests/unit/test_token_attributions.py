@@ -64,7 +64,7 @@ class Rereads:
     ) -> tuple[pa.Table | None, list[str]]:
         """Read rows by a given model or the opened one: (models=, check=, workers=, **changes of what was scored)."""
         lines: list[str] = []
-        models = other.pop("models", given and SimpleNamespace(copy_of=lambda *_: given))
+        models = other.pop("models", given and SimpleNamespace(copy_model=lambda *_: given))
         check = other.pop("check", lambda: None)
         machine = LocalMachine(other.pop("workers", 1), 0.0, 1)
         scored = [ScoredText(row, text_key(TEXTS[row]), len(self.ids(row)))._replace(**other) for row in rows]
@@ -157,12 +157,12 @@ def test_what_stops_the_run_stops_the_reading(rereads: Rereads) -> None:
 def test_a_model_that_cannot_be_opened_or_a_lost_device_costs_the_attributions_alone(
     rereads: Rereads, lost: bool
 ) -> None:
-    def copy_of(*_: Any) -> LanguageModel:
+    def copy_model(*_: Any) -> LanguageModel:
         raise LostDeviceError("the device is gone: it refuses all further work of this process")
 
     if not lost:
         rereads.model = Path("gone")
-    table, lines = rereads([0], models=SimpleNamespace(copy_of=copy_of) if lost else None)
+    table, lines = rereads([0], models=SimpleNamespace(copy_model=copy_model) if lost else None)
     assert table is None
     assert "gone" in lines[-1]
     assert lines[-1].startswith("no token attributions")

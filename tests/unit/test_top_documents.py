@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from commands import user_error
 
-from pipeline.answers.top_documents import NAMED, families_of, ranking_of, weighed_tokens
+from pipeline.answers.top_documents import NAMED, choose_ranking, related_ids, weighed_tokens
 from pipeline.checks.dependence import near_duplicates_file
 from pipeline.config.audit import AuditConfig
 from pipeline.plan.description import build_config
-from pipeline.selection.passes import Batch
+from pipeline.selection.folds import RoleScores
 from pipeline.store.files import Store
 
 PLAIN, STANDARDISED = "log-probability", "standardised log-probability"
@@ -56,9 +56,9 @@ def test_more_documents_than_the_limit_are_refused_in_one_line() -> None:
 
 
 def test_a_selection_ranks_by_its_detector_or_by_the_fused_score() -> None:
-    batch = Batch(np.array([[1.0, 10.0], [2.0, 20.0]]), None, np.arange(2))
+    batch = RoleScores(np.array([[1.0, 10.0], [2.0, 20.0]]), None, np.arange(2))
 
-    def fused(batch: Batch) -> np.ndarray:
+    def fused(batch: RoleScores) -> np.ndarray:
         return batch.matrix.sum(1)
 
     for arguments, name, scores in (
@@ -67,23 +67,23 @@ def test_a_selection_ranks_by_its_detector_or_by_the_fused_score() -> None:
         ((["a", "b"], [0.5, 0.5], "td4eval", fused), "td4eval", [11, 22]),
         ((["a", "b"], [0.0, 1.0], "td4eval", fused), "b", [10, 20]),
     ):
-        shown, of = ranking_of(*arguments)
+        shown, of = choose_ranking(*arguments)
         assert (shown, of(batch).tolist()) == (name, scores)
 
 
 def test_the_near_duplicates_of_a_document_are_the_first_others_of_its_family(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    assert families_of(store, {("a", 1)}) == {}
+    assert related_ids(store, {("a", 1)}) == {}
     rows = [(f"d{i}", "a", i, 0) for i in range(3)] + [(f"e{i}", "ab"[i % 2], i, 1) for i in range(40)]
     columns = dict(zip(("doc_id", "source", "row", "family"), map(list, zip(*rows, strict=True)), strict=True))
     store.write_table(near_duplicates_file("audit"), pa.table(columns))
-    large = families_of(store, {("a", 1), ("b", 3), ("b", 99), ("a", 38)})
+    large = related_ids(store, {("a", 1), ("b", 3), ("b", 99), ("a", 38)})
     assert large["a", 1] == ["d0", "d2"]
     assert large["b", 3] == [f"e{i}" for i in (0, 1, 2, *range(4, 11))]
     assert large["a", 38] == [f"e{i}" for i in range(10)]
     assert len(large["b", 3]) == NAMED
     assert ("b", 99) not in large
-    assert families_of(store, set()) == {}
+    assert related_ids(store, set()) == {}
 
 
 def test_whoever_shows_evidence_waits_for_no_model_library() -> None:

@@ -26,13 +26,13 @@ from pipeline.selection.conformal import RankCounts
 from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
-from pipeline.trial.documents import read_documents
-from pipeline.trial.page import selection_figures, trial_page
 from pipeline.trial.ranking import ranking_rows, read_results
 from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
 from pipeline.trial.texts import verification
+from pipeline.trial.trial_documents import read_documents
+from pipeline.trial.trial_page import selection_figures, trial_page
 
 
 def trial(**settings: Any) -> dict[str, Any]:

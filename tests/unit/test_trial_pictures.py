@@ -20,10 +20,10 @@ from pipeline.models.load import open_picture_model
 from pipeline.selection.engine import Scores
 from pipeline.selection.guarantees import Outcome
 from pipeline.trial.config import Point, TrialConfig
-from pipeline.trial.documents import check_inputs, read_documents
 from pipeline.trial.repeats import Pool, check_repeat, known_of_documents
 from pipeline.trial.splits import positions
 from pipeline.trial.trial import contaminate, plan_contamination
+from pipeline.trial.trial_documents import check_inputs, read_documents
 
 
 @pytest.fixture(scope="module")

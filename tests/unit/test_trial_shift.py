@@ -14,10 +14,10 @@ from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
 from pipeline.selection.engine import Scores
 from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
-from pipeline.trial.documents import read_documents
 from pipeline.trial.repeats import Pool, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, draw_split, positions
 from pipeline.trial.table import selection_rows, selection_table
+from pipeline.trial.trial_documents import read_documents
 
 PROCEDURES = ("bh", "storey")
 

@@ -22,7 +22,7 @@ from pipeline.plan.description import load_config
 from pipeline.run.plan import Plan, make_plan
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.local import finish_shards
-from pipeline.stages.registry import stages_of
+from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 
@@ -69,7 +69,7 @@ def add_index(folder: Path) -> None:
 def test_files_that_change_behind_the_fingerprint_stop_the_stage(
     plan: Plan, folder: Path, change: Callable[[Path], None]
 ) -> None:
-    (stage,), store = stages_of(plan.config), Store(plan.config.run)
+    (stage,), store = plan_stages(plan.config), Store(plan.config.run)
     stage.make(stage, Placement())
     change(folder)
     message = user_error(list, finish_shards(stage, plan.shards, store, workers=2))
@@ -78,7 +78,7 @@ def test_files_that_change_behind_the_fingerprint_stop_the_stage(
 
 
 def test_files_that_change_under_way_keep_the_finished_shards(plan: Plan, folder: Path) -> None:
-    (stage,), store = stages_of(plan.config), Store(plan.config.run)
+    (stage,), store = plan_stages(plan.config), Store(plan.config.run)
     finished: list[Receipt] = []
 
     def finish() -> None:
@@ -96,7 +96,7 @@ def test_files_that_change_under_way_keep_the_finished_shards(plan: Plan, folder
 
 def test_a_copy_with_other_time_stamps_is_the_same_model(plan: Plan, folder: Path, tmp_path: Path) -> None:
     """As on another node: the stage travels to it, and its files are hashed there."""
-    (stage,), store = stages_of(plan.config), Store(plan.config.run)
+    (stage,), store = plan_stages(plan.config), Store(plan.config.run)
     travelled: Stage = pickle.loads(pickle.dumps(stage))
     assert travelled.marks == stage.marks
     assert {"model", "reference_model"} == stage.marks.keys()
@@ -135,10 +135,10 @@ def test_weights_are_hashed_once_and_again_only_where_marks_differ(
 
 def test_a_model_that_was_opened_before_a_change_is_opened_again(folder: Path) -> None:
     config, shared = ModelConfig(path=str(folder), dtype="float32"), SharedModels()
-    first = shared.copy_of(open_model, config, 0)
-    same = shared.copy_of(open_model, config, 0)
+    first = shared.copy_model(open_model, config, 0)
+    same = shared.copy_model(open_model, config, 0)
     lead_elsewhere(folder)
-    other = shared.copy_of(open_model, config, 0)
+    other = shared.copy_model(open_model, config, 0)
     weights = [model.model.get_input_embeddings().weight for model in (first, same, other)]
     assert weights[0].data_ptr() == weights[1].data_ptr()
     assert torch.equal(weights[0] * 2, weights[2])

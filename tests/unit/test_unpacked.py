@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.config.models import ModelConfig
-from pipeline.models import unpacked
+from pipeline.models import gguf_cache as unpacked
 from pipeline.models.checkpoints import locate
 from pipeline.models.files import process_folder
 from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model

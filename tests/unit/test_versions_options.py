@@ -14,10 +14,10 @@ from marked_runs import run_here, versions_audit, write_items
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import VersionsConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.options import MOST_ORDERS, cause_of, orders_of, why_left_out
+from pipeline.corpus.options import MOST_ORDERS, cause_of, order_options, why_left_out
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import UserError
-from pipeline.selection.versions import VersionPart, VersionScores, joined_versions
+from pipeline.selection.version_scores import VersionPart, VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 
@@ -25,7 +25,7 @@ TEMPLATE = "{question}\n{choices}"
 
 
 def made(options: Any) -> tuple[list[str], int, list[str], list[bytes]]:
-    return orders_of(options, "choices", {"question": "Which?"}, TEMPLATE)
+    return order_options(options, "choices", {"question": "Which?"}, TEMPLATE)
 
 
 def text_of(options: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from commands import ended, here
 from finished import rows as rows_scored
-from marked_runs import run_here, scores_of, versions_audit
+from marked_runs import finite_scores, run_here, versions_audit
 from report_run import summary_in
 
 from benchmarks.small_model import WORDS
@@ -26,7 +26,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.run.plan import BYTES_PER_TOKEN, make_plan
-from pipeline.selection.versions import log_e_values, preference_residuals, redraw_p_value, version_ranks
+from pipeline.selection.version_scores import log_e_values, preference_residuals, redraw_p_value, version_ranks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
@@ -142,7 +142,7 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     assert "Redrawing the published versions of 40 documents 9,999 times gives p = " in capsys.readouterr().out
     verdict = read_verdict(Store(str(folder / "run")))
     assert (verdict.conclusion, verdict.counts, verdict.test) == ("supported", [], None)
-    scores = preference_residuals(scores_of(folder / "audit.yaml", ["loss", "min_k"]))
+    scores = preference_residuals(finite_scores(folder / "audit.yaml", ["loss", "min_k"]))
     assert verdict.versions.p_value == redraw_p_value(scores, 0)
     values = log_e_values(version_ranks(scores, 0, "against"), scores.sizes)
     assert verdict.versions.e_value == pytest.approx(math.exp(values[-1]))

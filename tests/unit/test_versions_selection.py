@@ -16,7 +16,7 @@ from scipy.stats import chi2, chisquare
 from pipeline.errors import UserError
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.step_up import step_up
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     MaskedOrder,
     VersionScores,
     fewest_versions,

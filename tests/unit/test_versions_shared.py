@@ -29,13 +29,13 @@ def tiny(tiny_model_folder: Path) -> Any:
     return lm
 
 
-def versions_of(rng: np.random.Generator, common: int, lengths: list[int]) -> list[list[int]]:
+def draw_versions(rng: np.random.Generator, common: int, lengths: list[int]) -> list[list[int]]:
     beginning = rng.integers(2, 20, size=common).tolist()
     return [[*beginning, version, *rng.integers(2, 20, size=rest).tolist()] for version, rest in enumerate(lengths)]
 
 
 def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
-    ids = versions_of(np.random.default_rng(0), 9, [3, 0, 5, 4, 2, 3])
+    ids = draw_versions(np.random.default_rng(0), 9, [3, 0, 5, 4, 2, 3])
     assert shares_beginnings(tiny)
     together = forward_of_versions(tiny, ids, frozenset(STATISTICS), 9)
     apart = forward(tiny, ids, frozenset(STATISTICS))
@@ -48,7 +48,7 @@ def test_statistics_are_those_of_versions_apart(tiny: Any) -> None:
 
 @pytest.mark.parametrize("k", [5, 20])
 def test_a_common_half_costs_at_most_six_tenths_of_the_tokens(tiny: Any, k: int) -> None:
-    ids = versions_of(np.random.default_rng(1), 20, [19] * k)
+    ids = draw_versions(np.random.default_rng(1), 20, [19] * k)
     assert shares_beginnings(tiny)
     with calls_of(tiny.model.model) as calls:
         forward_of_versions(tiny, ids, frozenset({"log_prob"}), common_beginning(ids))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from commands import ended
-from marked_runs import scores_of, write_audit, write_texts
+from marked_runs import finite_scores, write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
 from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
@@ -17,7 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.load import open_model
 from pipeline.run.summary import read_summary
-from pipeline.selection.versions import joined_versions
+from pipeline.selection.version_scores import joined_versions
 from pipeline.store.files import Store
 from pipeline.training.train import train
 
@@ -74,7 +74,7 @@ def test_the_trial_scores_in_one_pass_what_two_runs_score(folder: Path) -> None:
     opened = open_model(ModelConfig(path=str(folder / "trained"), dtype="float32"))
     once = score_once(opened, private["versions"].to_pylist())
     for part, name in (("whole", "trained"), ("differing", "differing")):
-        of_run, of_trial = scores_of(folder / f"{name}.yaml"), joined_versions([part_of(private, once[part])])
+        of_run, of_trial = finite_scores(folder / f"{name}.yaml"), joined_versions([part_of(private, once[part])])
         np.testing.assert_allclose(of_trial.scores, of_run.scores, atol=1e-4)
         assert (of_trial.ids, of_trial.published.tolist()) == (of_run.ids, of_run.published.tolist())
         np.testing.assert_array_equal(of_trial.digests, of_run.digests)

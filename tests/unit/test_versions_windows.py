@@ -16,7 +16,7 @@ from marked_runs import versions_audit, write_items
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.yaml import build
-from pipeline.corpus.documents import problem_of, read_shard
+from pipeline.corpus.documents import read_shard, text_problem
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.options import COLUMNS, cause_of, window_orders
 from pipeline.errors import UserError
@@ -30,7 +30,7 @@ from pipeline.store.receipts import read_receipts
 def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(window: int) -> None:
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(WORDS[:window]):
-        orders = window_orders(order, 8, problem_of)
+        orders = window_orders(order, 8, text_problem)
         texts, index = orders
         assert texts[index] == "\n".join(order)
         assert all(sorted(text.split("\n")) == sorted(order) for text in texts)
@@ -43,7 +43,7 @@ def test_equal_rows_keep_the_published_order_uniform_among_the_distinct_ones() -
     texts = ["a", "a", "b", "c", "b"]
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(texts):
-        orders = window_orders(order, 0, problem_of)
+        orders = window_orders(order, 0, text_problem)
         seen.setdefault(tuple(orders[0]), Counter())[orders[1]] += 1
     for versions, counts in seen.items():
         assert len(set(versions)) == len(versions)
@@ -53,7 +53,7 @@ def test_equal_rows_keep_the_published_order_uniform_among_the_distinct_ones() -
 
 def test_every_row_moves_in_a_window_that_four_divides_but_those_of_fixed_columns() -> None:
     rows = [f"row {number}" for number in range(20)]
-    orders = window_orders(rows, 40, problem_of)
+    orders = window_orders(rows, 40, text_problem)
     texts = [text.split("\n") for text in orders[0]]
     assert len(texts) == 24
     assert {text.index("row 0") for text in texts} != {0}
@@ -62,7 +62,7 @@ def test_every_row_moves_in_a_window_that_four_divides_but_those_of_fixed_column
 
 @pytest.mark.parametrize("rows", [["same", "same"], ["alone"], ["a", "a\na", "b"]])
 def test_rows_of_one_order_are_left_out(rows: list[str]) -> None:
-    left = window_orders(rows, 0, problem_of)
+    left = window_orders(rows, 0, text_problem)
     assert isinstance(left, Unreadable)
     assert (left.reason, cause_of(left.message)) == ("not_permutable", "equal rows")
 

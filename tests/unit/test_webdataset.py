@@ -16,7 +16,7 @@ from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, LimitsConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.formats import extent_of
+from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.webdataset import WEBDATASET
 from pipeline.corpus.inputs import find_inputs, plan_shards
@@ -50,7 +50,7 @@ def shards_of(path: Path, limits: LimitsConfig | None = None, **source: Any) -> 
     return plan_shards(corpus, find_inputs(corpus, limits), ResourcesConfig(), limits=limits)
 
 
-def documents_of(path: Path, limits: LimitsConfig | None = None, **source: Any) -> list[Document]:
+def read_answer_tables(path: Path, limits: LimitsConfig | None = None, **source: Any) -> list[Document]:
     return [document for shard in shards_of(path, limits, **source) for document in read_shard(shard)]
 
 
@@ -59,19 +59,19 @@ def reasons(documents: list[Document]) -> list[str | None]:
 
 
 def test_texts_are_files_by_their_endings_or_fields_of_json_files_with_id_and_group(tmp_path: Path) -> None:
-    documents = documents_of(write_tar(tmp_path / "files.tar", FILES), text="txt")
+    documents = read_answer_tables(write_tar(tmp_path / "files.tar", FILES), text="txt")
     assert [document.text for document in documents] == TEXTS
     assert documents[7].doc_id == "007"
     path = write_tar(
         tmp_path / "a.tar", {f"{number:03}.json": fields(number, text) for number, text in enumerate(TEXTS)}
     )
-    documents = documents_of(path, text="body", id="url", group="topic")
+    documents = read_answer_tables(path, text="body", id="url", group="topic")
     assert [(document.doc_id, document.text) for document in documents] == [
         (f"u{number}", text) for number, text in enumerate(TEXTS)
     ]
     assert {document.group for document in documents} == {"a", "b"}
     (entry,) = find_inputs(CorpusConfig.model_validate({"audit": {"path": str(path), "text": "body"}}))
-    extent = extent_of(entry)
+    extent = measure_extent(entry)
     assert not extent.exact
     assert 90 <= extent.rows <= 110
 
@@ -88,11 +88,11 @@ def test_a_bad_sample_is_one_quarantined_document(tmp_path: Path) -> None:
     }
     path = write_tar(tmp_path / "a.tar", files)
     expected = ["undecodable", "not_text", None, "not_text", "too_large", "not_text", "undecodable"]
-    assert reasons(documents_of(path, LimitsConfig(document_bytes=4096), text="body")) == expected
+    assert reasons(read_answer_tables(path, LimitsConfig(document_bytes=4096), text="body")) == expected
     path = write_tar(tmp_path / "b.tar", {"0.txt": TEXTS[0].encode(), "1.txt": b"caf\xe9", "2.png": b"\x89PNG"})
-    assert reasons(documents_of(path, text="txt")) == [None, "undecodable", "not_text"]
+    assert reasons(read_answer_tables(path, text="txt")) == [None, "undecodable", "not_text"]
     path = write_tar(tmp_path / "c.tar", {"0.png": b"\x89PNG", "0.txt": b"some words of it", "1.png": b"\x89PNG"})
-    documents = documents_of(path, text="png")
+    documents = read_answer_tables(path, text="png")
     assert [document.problem for document in documents] == [("not_text", "bytes, not text")] * 2
     assert documents[0].picture is None
 
@@ -102,13 +102,13 @@ def test_a_truncated_file_one_without_the_column_and_one_of_too_many_samples_are
 ) -> None:
     path = write_tar(tmp_path / "a.tar", FILES)
     with pytest.raises(UserError, match=r"more documents than limits\.shard_documents, which is 99"):
-        documents_of(path, LimitsConfig(shard_documents=99), text="txt")
+        read_answer_tables(path, LimitsConfig(shard_documents=99), text="txt")
     with pytest.raises(UserError, match=r"no column 'text' in .*a\.tar; .*txt"):
         shards_of(path)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2 + 100])
     with pytest.raises(UserError, match=r"a\.tar is damaged"):
-        documents_of(path, text="txt")
+        read_answer_tables(path, text="txt")
 
 
 def test_an_export_has_the_files_of_the_kept_samples_or_rows_of_a_table(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_hidden_members_as_a_mac_adds_them_are_left_out_and_counted(tmp_path: Pa
         files |= {f"./docs/._{name}": b"\0\5\x16\7AppleDouble", f"./docs/{name}": data}
         files |= {f"__MACOSX/docs/._{name}": b"\0\5\x16\7", f"__MACOSX/{name}": b"of its own"}
     path = write_tar(tmp_path / "a.tar", files)
-    documents = documents_of(path, text="txt")
+    documents = read_answer_tables(path, text="txt")
     assert [document.text for document in documents] == TEXTS[:20]
     assert [document.doc_id for document in documents[:2]] == ["./docs/000", "./docs/001"]
     corpus = CorpusConfig.model_validate({"audit": {"path": str(path), "text": "txt"}})
-    assert extent_of(find_inputs(corpus)[0]).rows == 20
+    assert measure_extent(find_inputs(corpus)[0]).rows == 20
     (line,) = [line for line in lines_of(path, text="txt") if "hidden" in line]
     assert line == f"note: 61 hidden members are left out of {path}, such as the ._ files that macOS adds"
     sink = io.BytesIO()
@@ -181,7 +181,7 @@ def test_a_member_that_goes_on_behind_the_file_is_refused_at_once(tmp_path: Path
     path = tmp_path / "a.tar"
     path.write_bytes(begin + header("beyond.txt", size, type=types.get(kind, tarfile.REGTYPE)) + bytes(512))
     with pytest.raises(UserError, match=r"not a whole \.tar file"):
-        documents_of(path, text="txt")
+        read_answer_tables(path, text="txt")
     if kind != "first":
         (line, *_) = lines_of(path, text="txt")
         assert line.startswith("warning: ")
@@ -191,11 +191,11 @@ def test_a_member_that_goes_on_behind_the_file_is_refused_at_once(tmp_path: Path
 def test_the_members_beyond_a_file_of_the_examples_are_refused(shared_folder: Path) -> None:
     for name in ("member_beyond_file_base256.tar", "member_beyond_file_pax.tar"):
         with pytest.raises(UserError, match=r"not a whole \.tar file: member '.*' goes on behind its end"):
-            documents_of(shared_folder / "cases" / name, text="txt")
+            read_answer_tables(shared_folder / "cases" / name, text="txt")
 
 
 def test_a_mac_archive_of_the_examples_is_read(shared_folder: Path) -> None:
-    assert reasons(documents_of(shared_folder / "cases/macos.tar", text="txt")) == [None] * 60
+    assert reasons(read_answer_tables(shared_folder / "cases/macos.tar", text="txt")) == [None] * 60
 
 
 def test_members_of_other_kinds(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_members_of_other_kinds(tmp_path: Path) -> None:
             info = tarfile.TarInfo(f"{member}.txt")
             info.type, info.linkname = kind, "/proc/self/environ"
             archive.addfile(info)
-    documents = documents_of(path, text="txt")
+    documents = read_answer_tables(path, text="txt")
     assert [document.text for document in documents] == [
         "an absolute path", "a path to elsewhere", "a long name", "", "the first", "the second", "a name beyond ASCII",
         "", "",
@@ -241,7 +241,7 @@ def test_a_sparse_member_is_read_and_is_not_taken_for_one_beyond_the_file(tmp_pa
         file.write(b" words at the end")
     subprocess.run(["tar", "--sparse", "-cf", "a.tar", "sparse.txt"], cwd=tmp_path, check=True)
     assert (tmp_path / "a.tar").stat().st_size < 1 << 17
-    (document,) = documents_of(tmp_path / "a.tar", text="txt")
+    (document,) = read_answer_tables(tmp_path / "a.tar", text="txt")
     assert document.text.startswith("words at the start")
     assert document.text.endswith("words at the end")
 
@@ -253,16 +253,16 @@ def test_an_archive_that_breaks_off_is_not_whole(tmp_path: Path, lost: int) -> N
     for end in (b"", bytes(100)):
         (tmp_path / "a.tar").write_bytes(whole[:-lost] + end)
         with pytest.raises(UserError, match=r"not a whole \.tar file"):
-            documents_of(tmp_path / "a.tar", text="txt")
+            read_answer_tables(tmp_path / "a.tar", text="txt")
 
 
 def test_a_column_of_lists_or_objects_is_named_and_a_field_of_an_object_is_read(tmp_path: Path) -> None:
     rows = [{"page": {"body": text, "url": f"u{n}"}, "tags": ["a"]} for n, text in enumerate(TEXTS)]
     path = write_tar(tmp_path / "a.tar", {f"{n:03}.json": json.dumps(row).encode() for n, row in enumerate(rows)})
-    documents = documents_of(path, text="page.body", id="page.url")
+    documents = read_answer_tables(path, text="page.body", id="page.url")
     assert [document.text for document in documents] == TEXTS
     assert documents[3].doc_id == "u3"
     with pytest.raises(UserError, match=r"column 'tags' in .* holds lists, not text"):
-        documents_of(path, text="tags")
+        read_answer_tables(path, text="tags")
     with pytest.raises(UserError, match=r"column 'page' in .* holds objects, not text; name one of its fields"):
-        documents_of(path, text="page")
+        read_answer_tables(path, text="page")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from made_up import write_audit, write_corpus
 
-from pipeline.checks.blind import blind, blind_diagnostic, blind_of, blind_test, hold_out, tail_test
+from pipeline.checks.blind import blind, blind_diagnostic, blind_result, blind_test, hold_out, tail_test
 from pipeline.checks.held_out_auc import Blind, Compared
 from pipeline.checks.words import CHARACTERS, COLUMNS, WORD_COLUMNS, read_words, tokens, word_counts
 from pipeline.plan.description import load_config
@@ -244,5 +244,5 @@ def test_ten_times_as_many_alike_chinese_documents_pass(shared_folder: Path) -> 
     rng = random.Random(0)
     made = ["，".join(rng.choices(clauses, k=8)) for _ in range(4_000)]
     held = hold_out(made, Compared.of(np.arange(4_000) >= 2_000), 0)
-    assert blind_of(held).outcome == "passed"
+    assert blind_result(held).outcome == "passed"
     assert not tail_test(held, [("s", row) for row in range(4_000)]).significant

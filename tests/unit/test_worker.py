@@ -24,7 +24,7 @@ from pipeline.stages.base import Entry, Output, Placement, Stage, Window
 from pipeline.stages.events import Failure
 from pipeline.stages.local import finish_shards
 from pipeline.stages.process import read_rows
-from pipeline.stages.score import window_of
+from pipeline.stages.score import batch_window
 from pipeline.stages.worker import ShardStream, windows
 from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
@@ -203,8 +203,8 @@ def test_a_lost_device_ends_a_run_in_one_line_and_the_log_names_what_was_in_flig
 def test_a_window_is_about_so_many_batches_whatever_documents_are_cut_to(
     device: str, tokens: int, batches: int
 ) -> None:
-    assert window_of(tokens, device, 512, draws=0) == Window(4096, 1 << 23, 4 * tokens * batches, 4 * 512)
-    assert window_of(tokens, device, 512, draws=2).characters == math.ceil((1 << 23) / 3)
+    assert batch_window(tokens, device, 512, draws=0) == Window(4096, 1 << 23, 4 * tokens * batches, 4 * 512)
+    assert batch_window(tokens, device, 512, draws=2).characters == math.ceil((1 << 23) / 3)
 
 
 @pytest.mark.parametrize("most", [Window(3), Window(9, characters=102), Window(9, kept=12, kept_of_one=10)])

@@ -133,7 +133,7 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str | None:
     return text if tokenizer(text, add_special_tokens=False)["input_ids"] == ids else None
 
 
-def audit_of(name: str, work: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
+def trial_audit(name: str, work: Path, settings: Sequence[str] = ()) -> dict[str, Any]:
     """The audit of a benchmark: every registered detector and procedure that a configuration takes with its models.
 
     A procedure of one detector takes `min_k_plus_plus`, and one of signs `knockoff`.
@@ -169,7 +169,7 @@ def run(name: str, work: Path, settings: Sequence[str] = ()) -> int:
     path = work / name / "audit.yaml"
     if not path.parent.exists():
         raise UserError(f"no {path.parent}; first run: python -m examples.papers.fair prepare {name}")
-    path.write_text(yaml.safe_dump(audit_of(name, work, settings), sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump(trial_audit(name, work, settings), sort_keys=False), encoding="utf-8")
     others = [one for one in settings if one.split(".")[0].split("=")[0] not in Specification.model_fields]
     return command("run", str(path), *(word for one in others for word in ("--set", one)))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
 from pipeline.config.retired import retired
-from pipeline.corpus.files import Extent, head_of
+from pipeline.corpus.files import Extent, read_head
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, compression_of, kind_of
@@ -74,7 +74,7 @@ def content_format(form: Format, path: str) -> Format:
     return form if name is None else FORMATS[name]
 
 
-def suffixes_of(pictures: bool) -> str:
+def document_suffixes(pictures: bool) -> str:
     """The suffixes of files that hold documents, for messages.
 
     Args:
@@ -133,7 +133,7 @@ def remedy_by_content(path: str, head: bytes) -> str | None:
         then = "" if readable or not remedy else f", then {remedy}"
         return f"by its first bytes it is {kind.words}: rename it to {renamed}{then}"
     try:
-        inner = kind_of(head_of(path))
+        inner = kind_of(read_head(path))
     except (OSError, EOFError, UserError):
         return None
     unpack = UNPACK[kind.suffix].format(name)
@@ -199,7 +199,7 @@ def by_bytes(shard: Shard) -> bool:
     return format_named(shard.format).byte_ranges and compression_of(shard.path) is None
 
 
-def dialect_of(form: Format, dialect: Dialect) -> Dialect:
+def applicable_dialect(form: Format, dialect: Dialect) -> Dialect:
     """The part of a dialect that applies to files of a format."""
     return Dialect(*(getattr(dialect if name in form.settings else PLAIN, name) for name in _APPLY))
 
@@ -235,7 +235,7 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
 
 
 @lru_cache(maxsize=1024)
-def extent_of(entry: InputFile) -> Extent:
+def measure_extent(entry: InputFile) -> Extent:
     """The extent of an input: counted if its metadata contain it or it is small; else estimated.
 
     Raises:

@@ -87,11 +87,11 @@ def wanted_columns(shard: Shard) -> list[str]:
 def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any, Any]:
     """Id, group, label and caption of a row; None without such a column."""
     wanted = other_columns(shard)
-    identity, group, label, caption = (None if name is None else field_of(value, name) for name in wanted)
-    return identity, group, label, tuple(field_of(value, name) for name in shard.beside) if shard.beside else caption
+    identity, group, label, caption = (None if name is None else field_value(value, name) for name in wanted)
+    return identity, group, label, tuple(field_value(value, name) for name in shard.beside) if shard.beside else caption
 
 
-def field_of(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
+def field_value(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """The value of a column of a row. `a.b` is the field b of the object in a, unless a column has this name.
 
     Names of columns and fields may have dots themselves: `a.b.c` is also the field `b.c` of a.
@@ -175,7 +175,7 @@ def check_texts(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any
     """
     if not holds_texts(source):
         return
-    values = [value for row in rows if (value := field_of(row, source.content)) is not None]
+    values = [value for row in rows if (value := field_value(row, source.content)) is not None]
     if not values or any(isinstance(value, str) for value in values):
         return
     first = values[0]

@@ -79,7 +79,7 @@ def _fields_in(kind: pa.DataType) -> Iterator[str]:
 
 
 def _path_in(fields: Sequence[pa.Field], name: str) -> tuple[str, ...] | None:
-    """A column, and the fields of structs within it, that a name stands for, as `field_of` reads it; None if none."""
+    """A column, and the fields of structs within it, that a name stands for, as `field_value` reads it; or None."""
     types = {field.name: field.type for field in fields}
     if name in types:
         return (name,)
@@ -101,7 +101,7 @@ def top_columns(schema: pa.Schema, wanted: Iterable[str]) -> list[str]:
     return list(dict.fromkeys((_path_in(list(schema), name) or (name,))[0] for name in wanted))
 
 
-def column_of(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
+def column_values(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
     """A column, or the field `a.b` of a struct."""
     first, *rest = _path_in(list(batch.schema), name) or (name,)
     return pc.struct_field(batch.column(first), rest) if rest else batch.column(first)
@@ -160,13 +160,13 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
     """
     given = 0
     for first, batch in batches:
-        column = column_of(batch, shard.text)
+        column = column_values(batch, shard.text)
         texts = map(_picture, column) if shard.pictures else _decoded(column)
         *names, caption = base.other_columns(shard)
-        others = [column_of(batch, name).to_pylist() if name else itertools.repeat(None) for name in names]
-        captions = _decoded(column_of(batch, caption), binary=False) if caption else itertools.repeat(None)
+        others = [column_values(batch, name).to_pylist() if name else itertools.repeat(None) for name in names]
+        captions = _decoded(column_values(batch, caption), binary=False) if caption else itertools.repeat(None)
         if shard.beside:
-            captions = zip(*(column_of(batch, name).to_pylist() for name in shard.beside), strict=True)
+            captions = zip(*(column_values(batch, name).to_pylist() for name in shard.beside), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)

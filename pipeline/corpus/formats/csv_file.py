@@ -17,21 +17,21 @@ from pipeline.corpus.csv_records import (
     count_ends,
     count_records,
     csv_columns,
+    csv_record,
     csv_records,
     csv_rows,
-    record_of,
     split_record,
 )
 from pipeline.corpus.files import (
     Extent,
     Overlong,
     columns_in_dialect,
-    delimiter_of,
     estimated_extent,
-    head_of,
+    find_delimiter,
+    named_separator,
     open_plain,
     packed_file,
-    separator_of,
+    read_head,
 )
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import line_ends
@@ -62,7 +62,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     entry = replace(entry, dialect=_own_dialect(entry))
     dialect, columns = entry.dialect, columns_in_dialect(_columns, entry, source, limits, wide=True)
     if len(columns) == 1 and (missing := [column for column in source.columns if column not in columns]):
-        delimiter = delimiter_of(head_of(entry.path).decode(dialect.codec, "replace"))
+        delimiter = find_delimiter(read_head(entry.path).decode(dialect.codec, "replace"))
         if delimiter not in (None, dialect.delimiter):
             problem = f"no column {missing[0]!r} in {entry.name}, whose single column is {columns[0]!r}"
             raise DelimiterError(problem, json.dumps(delimiter))
@@ -76,12 +76,12 @@ def _own_dialect(entry: InputFile) -> Dialect:
     if dialect.delimiter != PLAIN.delimiter or entry.size == 0:
         return dialect
     try:
-        first = head_of(entry.path).decode(dialect.codec, "replace").splitlines(keepends=True)[:1]
+        first = read_head(entry.path).decode(dialect.codec, "replace").splitlines(keepends=True)[:1]
     except (OSError, EOFError):
         return dialect  # the error of the file is raised when its columns are read
     line = "".join(first)
     tabs = _TABS in entry.path[-len(_TABS) - 4 :].lower() and ("\t" in line or "," not in line)
-    return replace(dialect, delimiter=separator_of(line) or ("\t" if tabs else dialect.delimiter))
+    return replace(dialect, delimiter=named_separator(line) or ("\t" if tabs else dialect.delimiter))
 
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
@@ -108,7 +108,7 @@ def _estimate(entry: InputFile) -> Extent:
 
     def ends(part: bytes, head: bytes) -> int:
         first = head.decode(dialect.codec, "replace").splitlines(keepends=True)[:2]
-        named = separator_of("".join(first[:1])) is not None
+        named = named_separator("".join(first[:1])) is not None
         ended = count_ends(part, len(split_record("".join(first[named:][:1]), dialect)), dialect)
         return line_ends(part) if ended is None else ended
 
@@ -125,12 +125,12 @@ class _Start:
 
 
 def _start(shard: Shard) -> _Start:
-    head, dialect = head_of(shard.path), shard.dialect
+    head, dialect = read_head(shard.path), shard.dialect
     encoding, mark = mark_of(head[:_LONGEST_MARK]) or ("", b"")
     mark = mark if encoding and dialect.encoding.startswith(encoding) else b""
     text = head.decode(dialect.codec, "replace").removeprefix("\ufeff")
     first = _FIRST_LINE.match(text)[0]  # type: ignore[index]
-    separator = first if separator_of(first) else ""
+    separator = first if named_separator(first) else ""
     end = _LINE_END.search(text, len(separator))
     return _Start(mark, separator, end[0] if end else "\n")
 
@@ -170,7 +170,7 @@ def _rewrite(shard: Shard, name: str, open_file: base.OpenFile, change: Callable
     ):
         out.write(start.mark + base.encoded(-1, start.separator, shard, start.mark))
         for row, record in change(csv_rows(file, shard.limits.document_bytes, shard.dialect)):
-            text = record if isinstance(record, str) else record_of(record, shard.dialect) + start.line_end
+            text = record if isinstance(record, str) else csv_record(record, shard.dialect) + start.line_end
             out.write(base.encoded(row, text, shard, start.mark))
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent, Overlong, columns_in_dialect, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, columns_of, edited_line, parsed_line, parsed_rows
+from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, edited_line, object_columns, parsed_line, parsed_rows
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import compression_of
@@ -124,7 +124,7 @@ def _first_rows(shard: Shard) -> list[dict[str, Any]]:
 
 
 def _columns(shard: Shard) -> list[str]:
-    return columns_of(_first_rows(shard), base.wanted_columns(shard))
+    return object_columns(_first_rows(shard), base.wanted_columns(shard))
 
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
@@ -134,7 +134,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
     def read(shard: Shard) -> list[str]:
         rows.extend(_first_rows(shard))
-        return columns_of(rows, source.columns)
+        return object_columns(rows, source.columns)
 
     columns = columns_in_dialect(read, entry, source, limits, wide=False)
     if not rows:

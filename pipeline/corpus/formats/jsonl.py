@@ -42,7 +42,7 @@ ARRAY = "json"
 _MARK = b"\xef\xbb\xbf"
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], wanted: Iterable[str]) -> list[str]:
+def object_columns(rows: Sequence[Mapping[str, Any]], wanted: Iterable[str]) -> list[str]:
     """The column names of some rows, and the fields of their objects if a wanted column may be one of them."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if any("." in column and column not in names for column in wanted):
@@ -138,7 +138,7 @@ def _is_numbered(value: Any) -> bool:
 
 def _columns(shard: Shard) -> list[str]:
     """The column names of a file, from its first lines. Raises UserError like `_first_objects`."""
-    return columns_of(_first_objects(shard), base.wanted_columns(shard))
+    return object_columns(_first_objects(shard), base.wanted_columns(shard))
 
 
 def check_first_rows(
@@ -149,14 +149,14 @@ def check_first_rows(
     Raises:
         UserError: a column is missing, several rows from the first on lack the content, or it is of another kind.
     """
-    if len(rows) == 1 and (held := base.field_of(rows[0], source.content, base.MISSING)) is not None:
+    if len(rows) == 1 and (held := base.field_value(rows[0], source.content, base.MISSING)) is not None:
         remedy = remedy_of_one(rows[0], quote(os.path.basename(name)))
         if remedy and (
             held is base.MISSING or (base.holds_texts(source) and (isinstance(held, list) or _is_numbered(held)))
         ):
             raise UserError(f"no column {source.content!r} of texts in {name}: it is one object{remedy}")
     base.check_columns(source, name, columns)
-    lacking = [row for row in rows if base.field_of(row, source.content, base.MISSING) is base.MISSING]
+    lacking = [row for row in rows if base.field_value(row, source.content, base.MISSING) is base.MISSING]
     if len(lacking) > 1 and lacking[0] is rows[0]:
         raise UserError(
             f"no column {source.content!r} in {len(lacking)} of the first {len(rows)} rows of {name}, the first of all "
@@ -222,7 +222,7 @@ def parsed_rows(
         if isinstance(value, base.Unreadable):
             yield row, value, *base.NOTHING
         else:
-            text = base.field_of(value, shard.text, base.Unreadable(Reason.NOT_TEXT, f"no field {shard.text!r}"))
+            text = base.field_value(value, shard.text, base.Unreadable(Reason.NOT_TEXT, f"no field {shard.text!r}"))
             yield row, text, *base.other_fields(value, shard)
 
 
@@ -260,7 +260,7 @@ def repeated_field(text: str, wanted: Iterable[str]) -> str | None:
 
     Args:
         text: a JSON value that can be parsed.
-        wanted: names of fields, as `field_of` reads them.
+        wanted: names of fields, as `field_value` reads them.
     """
     cuts = [name.split(".") for name in wanted]
     parts = {".".join(cut[a:b]) for cut in cuts for a, b in itertools.combinations(range(len(cut) + 1), 2)}

@@ -252,17 +252,17 @@ def check_chunks(metadata: pq.FileMetaData, columns: Sequence[str], size: int) -
             raise
 
 
-def chunks_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+def column_chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
     """Indices of the chunks of each row group that hold these columns, including nested parts."""
     paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
     parts = tuple(f"{column}." for column in columns)
     return [index for index, path in enumerate(paths) if path in columns or path.startswith(parts)]
 
 
-def text_bytes_of(metadata: pq.FileMetaData, text: str) -> int:
+def count_text_bytes(metadata: pq.FileMetaData, text: str) -> int:
     """Decompressed bytes of a column that was checked."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    chunks = chunks_of(metadata, [text])
+    chunks = column_chunks(metadata, [text])
     return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)
 
 
@@ -278,7 +278,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if is_local(fs):  # of a remote file it would take a request
         _keep_footer(_file_key(entry.path, fs, place), metadata)
     check_schema(footer.schema_arrow, source, name)
-    return replace(entry, rows=rows, text_bytes=text_bytes_of(metadata, source.content))
+    return replace(entry, rows=rows, text_bytes=count_text_bytes(metadata, source.content))
 
 
 def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
@@ -313,7 +313,7 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
 def _rows_at_once(metadata: pq.FileMetaData, number: int, columns: Sequence[str]) -> int:
     """Number of rows of a row group to decode together: small if the values of some columns are long."""
     group = metadata.row_group(number)
-    chunks = [group.column(index) for index in chunks_of(metadata, columns)]
+    chunks = [group.column(index) for index in column_chunks(metadata, columns)]
     return max(1, min(_ROWS, AT_ONCE // max(1, sum(_longest(chunk, group.num_rows) for chunk in chunks))))
 
 

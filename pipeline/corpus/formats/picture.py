@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.text import TEXT
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.pictures import file_beside
+from pipeline.corpus.picture_files import file_beside
 from pipeline.corpus.shard import Shard
 
 IMAGE = "image"

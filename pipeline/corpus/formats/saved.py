@@ -14,7 +14,7 @@ import fsspec
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import digest_of
+from pipeline.corpus.files import line_digest
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
     bounded_parts,
@@ -190,7 +190,7 @@ def _inspect_saved(entry: InputFile, source: SourceConfig, limits: LimitsConfig,
     dataset = open_saved_dataset(entry.path, source.split, entry.name)
     check_schema(dataset.features.arrow_schema, source, entry.name)
     size = int(dataset.dataset_size or dataset.data.nbytes)
-    content = digest_of(str(dataset._fingerprint), str(dataset.num_rows))
+    content = line_digest(str(dataset._fingerprint), str(dataset.num_rows))
     return replace(entry, size=size, rows=dataset.num_rows, content=content)
 
 
@@ -198,7 +198,7 @@ def _inspect_hub(entry: InputFile, source: SourceConfig, limits: LimitsConfig, t
     split = _plain_split(source.split)
     info = hub_dataset_info(entry.path, source.subset, split, source.revision)
     check_schema(info.schema, source, entry.name)
-    content = digest_of(entry.path, str(source.subset), split, str(info.rows), str(info.size), info.version)
+    content = line_digest(entry.path, str(source.subset), split, str(info.rows), str(info.size), info.version)
     return replace(entry, size=info.size, rows=info.rows, content=content)
 
 
@@ -274,7 +274,7 @@ def _copy_parts(source: base.ExportSource, marks: base.Marks, open_file: base.Op
     with open_file(f"{name}/{_ONE_FILE}") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for table in gathered(base.kept_rows(_tables(dataset), marks), _ROWS):
             writer.write_table(table.combine_chunks().cast(schema))
-    state = {"_data_files": [{"filename": _ONE_FILE}], "_fingerprint": digest_of(shard.content, "copy")}
+    state = {"_data_files": [{"filename": _ONE_FILE}], "_fingerprint": line_digest(shard.content, "copy")}
     _write_json(open_file, f"{name}/{_STATE}", {**_PLAIN_STATE, **state})
     first = _names_in(str(shard.split))[0] if _has_splits(shard) else ""
     _write_json(open_file, f"{name}/{_INFO}", _renewed(_json(f"{shard.path}/{first}".rstrip("/") + f"/{_INFO}")))
@@ -332,7 +332,7 @@ def _tables(dataset: Any) -> Iterator[pa.Table]:
     return iter(dataset.with_format("arrow").iter(_ROWS))
 
 
-def split_of(shard: Shard) -> str:
+def export_split(shard: Shard) -> str:
     """The split that an input is exported as."""
     names = {*_names_in(shard.split or HUB_SPLIT)}
     split = names.pop() if len(names) == 1 else HUB_SPLIT
@@ -340,7 +340,7 @@ def split_of(shard: Shard) -> str:
 
 
 def _hub_names(source: base.ExportSource) -> list[str]:
-    return [f"{source.name}-{split_of(source.first)}.parquet"]
+    return [f"{source.name}-{export_split(source.first)}.parquet"]
 
 
 def _copy_hub(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:

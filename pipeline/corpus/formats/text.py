@@ -21,7 +21,7 @@ from pipeline.corpus.unpacking import kind_of
 _LONGEST_MARK = 4
 
 
-def file_of(place: str, inner: str) -> str:
+def file_path(place: str, inner: str) -> str:
     """The path of a file in a folder, or of the file that `place` is."""
     return f"{place}/{inner}" if inner else place
 
@@ -37,7 +37,7 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
 
 def _text(shard: Shard, inner: str) -> str | base.Unreadable:
     most = shard.limits.document_bytes
-    with fsspec.open(file_of(shard.path, inner), "rb") as file:
+    with fsspec.open(file_path(shard.path, inner), "rb") as file:
         data = file.read(most + 1)
         if len(data) > most:
             size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
@@ -55,14 +55,14 @@ def _text(shard: Shard, inner: str) -> str | base.Unreadable:
 
 def _names(source: base.ExportSource) -> list[str]:
     """The files that a copy may contain: documents, and captions of pictures."""
-    return list(dict.fromkeys(name for files in _files_of(source) for name, _ in files))
+    return list(dict.fromkeys(name for files in _document_files(source) for name, _ in files))
 
 
 def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile) -> None:
     """Copy the kept files, pictures with the files of their captions."""
     copied: set[str] = set()
     flags = marks.following(len(source.files)).tolist()
-    for (document, *captions), kept in zip(_files_of(source), flags, strict=True):
+    for (document, *captions), kept in zip(_document_files(source), flags, strict=True):
         if kept:
             present = [caption for caption in captions if caption[0] not in copied and _is_there(caption[1])]
             for name, path in [document, *present]:
@@ -71,11 +71,11 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
                     shutil.copyfileobj(file, sink, 1 << 20)
 
 
-def _files_of(source: base.ExportSource) -> list[list[tuple[str, str]]]:
+def _document_files(source: base.ExportSource) -> list[list[tuple[str, str]]]:
     """The files of each document, including its caption: name in the export and path."""
     shard, files = source.first, []
     for inner in source.files:
-        places = [file_of(each, inner) for each in (source.name, shard.path)]
+        places = [file_path(each, inner) for each in (source.name, shard.path)]
         files.append([(places[0], places[1])])
         if shard.caption_column is not None:
             name, path = (f"{os.path.splitext(place)[0]}.{shard.caption_column}" for place in places)
@@ -103,7 +103,7 @@ def _records(source: base.ExportSource) -> base.Records:
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
     for row, (inner, name) in enumerate(zip(shard.files, names, strict=True)):
         edit = edits.of(row)
-        with fsspec.open(file_of(shard.path, inner), "rb") as file, open_file(name) as sink:
+        with fsspec.open(file_path(shard.path, inner), "rb") as file, open_file(name) as sink:
             if edit is None or edit.after is None:
                 shutil.copyfileobj(file, sink, 1 << 20)
             else:

@@ -18,10 +18,10 @@ import fsspec
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import columns_of, json_fault, repeated_field
+from pipeline.corpus.formats.jsonl import json_fault, object_columns, repeated_field
 from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
-from pipeline.corpus.pictures import Problem
+from pipeline.corpus.picture_files import Problem
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, error_line
@@ -38,7 +38,7 @@ Sample = dict[str, Any]
 Problems = dict[str, Problem]
 
 
-def _samples_of(
+def _read_archive(
     path: str, most: int, notes: Notes | None = None, wanted: Collection[str] = ()
 ) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: members with the same name up to the first dot are one sample.
@@ -115,7 +115,7 @@ def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator
         raise OSError(f"{shown}not a whole .tar file: {error or type(error).__name__}") from None
 
 
-def _members_of(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _read_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The files and links of an archive. Memory holds one.
 
     Raises:
@@ -140,7 +140,7 @@ def _numbered(archive: tarfile.TarFile, notes: Notes | None = None) -> Iterator[
     starts the next one, so that no document hides another.
     """
     row, last, suffixes = -1, "", set[str]()
-    for member in _members_of(archive):
+    for member in _read_members(archive):
         key, suffix = _key_and_suffix(member.name)
         if _is_hidden(member.name):
             if notes is not None:
@@ -208,7 +208,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     samples: list[Sample] = []
     count = 1 if source.image is not None else _LOOKED_AT  # the .json file of a text may be damaged
     try:
-        for sample, _ in itertools.islice(_samples_of(entry.path, limits.document_bytes), count):
+        for sample, _ in itertools.islice(_read_archive(entry.path, limits.document_bytes), count):
             columns |= sample
             samples.append(sample)
             if columns.keys() >= set(source.columns):
@@ -217,7 +217,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
         raise UserError(f"{entry.name} is not a readable .tar file: {error_line(error)}") from None
     if not columns:
         raise UserError(f"{entry.name} holds no files")
-    names = columns_of([columns], source.columns)
+    names = object_columns([columns], source.columns)
     base.check_columns(source, entry.name, names)
     base.check_texts(source, entry.name, samples, names)
     return entry
@@ -225,7 +225,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     wanted = base.wanted_columns(shard)
-    for row, (sample, problems) in enumerate(_samples_of(shard.path, shard.limits.document_bytes, notes, wanted)):
+    for row, (sample, problems) in enumerate(_read_archive(shard.path, shard.limits.document_bytes, notes, wanted)):
         identity, group, label, caption = base.other_fields(sample, shard)
         value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
@@ -233,7 +233,7 @@ def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
 
 def _value(sample: Sample, problems: Problems, shard: Shard) -> Any:
     """The picture or the text of a sample, or why it has none."""
-    value = base.field_of(sample, shard.text, base.MISSING)
+    value = base.field_value(sample, shard.text, base.MISSING)
     if shard.pictures or value is not base.MISSING:
         return None if value is base.MISSING else value
     missing = Reason.NOT_TEXT, f"no file or field {shard.text!r}"
@@ -253,7 +253,7 @@ def _estimate(entry: InputFile) -> Extent:
 
 
 def _columns(shard: Shard) -> list[str]:
-    samples = itertools.islice(_samples_of(shard.path, shard.limits.document_bytes), _LOOKED_AT)
+    samples = itertools.islice(_read_archive(shard.path, shard.limits.document_bytes), _LOOKED_AT)
     names = dict.fromkeys(key for sample, _ in samples for key in sample)
     return [key for key in names if key != KEY]
 
@@ -271,7 +271,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 
 def _records(source: base.ExportSource) -> base.Records:
     shard = source.first
-    for number, (sample, _) in enumerate(_samples_of(shard.path, shard.limits.document_bytes)):
+    for number, (sample, _) in enumerate(_read_archive(shard.path, shard.limits.document_bytes)):
         yield number, {name: value for name, value in sample.items() if not isinstance(value, tuple)}
 
 

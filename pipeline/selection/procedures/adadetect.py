@@ -12,8 +12,8 @@ import numpy as np
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Sample, calibrate, halves, ranks
+from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, SelectionInput
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
     LastRank,
@@ -176,19 +176,19 @@ _ALSO_GIVEN = (
 )
 
 
-def _answer(question: SelectionInput) -> Asking[Answer]:
+def _answer(question: SelectionInput) -> Query[Answer]:
     """Learn a score that is invariant when a null document and a calibration document swap places, and rank by it."""
     selection, seed, known, others = question.selection, question.seed, question.known, question.others
     calibrate(known.first)
     halved = not len(others.matrix)
     first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
     sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
-    audited = yield Ask(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
+    audited = yield Fold(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
     sample = sample if audited is None else sample + audited
     learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
-    def rank(batch: Batch) -> np.ndarray:
+    def rank(batch: RoleScores) -> np.ndarray:
         return ranks(learnt.score(batch.matrix), calibration, "members", batch.draws(selection, seed))
 
     counts = yield from count_ranks(rank, calibration.size, question)

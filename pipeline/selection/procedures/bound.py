@@ -10,8 +10,8 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection.bounds import bounds_of_lists, fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
+from pipeline.selection.folds import Answer, Query, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, Guarantee
-from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.procedures.record import ONLY_POOLED, Decision, LastRank, Procedure, decision
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
 from pipeline.wording import percentage
@@ -35,7 +35,7 @@ def guarantee_of_bound(confidence: Fraction) -> Guarantee:
     )
 
 
-def _answer(question: SelectionInput) -> Asking[Answer]:
+def _answer(question: SelectionInput) -> Query[Answer]:
     selection, level = question.selection, question.level
     rank, against = calibration_of(selection.calibration).ranking(selection, question.seed, question.known)
     counts = yield from count_ranks(rank, against, question)

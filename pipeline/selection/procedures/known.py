@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.folds import Answer, Fold, Query, SelectionInput
 from pipeline.selection.guarantees import ALIKE, IN_THE_LIMIT, ON_AVERAGE, SHARE, UNPROVED, Guarantee
-from pipeline.selection.passes import Answer, Ask, Asking, SelectionInput
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, adaptive, curve_at_factor
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Moments
@@ -149,16 +149,16 @@ def _adaptive(procedure: str, given: Given, estimate: KnownMembers, known: int) 
     return adaptive(procedure, given, estimate.pi0, details)
 
 
-def _answer(question: SelectionInput) -> Asking[Answer]:
+def _answer(question: SelectionInput) -> Query[Answer]:
     return ranked(question, partial(_by_scores, question))
 
 
-def _by_scores(question: SelectionInput, counts: RankCounts) -> Asking[Decision]:
+def _by_scores(question: SelectionInput, counts: RankCounts) -> Query[Decision]:
     """Estimate the share of nulls from the mean scores of known and audited documents, in an additional pass."""
     known, others = question.known.first, question.others.first
     needs_known("ptdi_known_members", others.size)
     centre = float(np.median(known))
-    audit = yield Ask(lambda batch: Moments.of(batch.first, centre))
+    audit = yield Fold(lambda batch: Moments.of(batch.first, centre))
     audit = audit if audit is not None else Moments.of(others[:0], centre)
     null, sought = Moments.of(known, centre), Moments.of(others, centre)
     estimate = known_scores(null, sought, audit, question.quarantined)

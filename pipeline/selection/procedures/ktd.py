@@ -12,24 +12,24 @@ import numpy as np
 from pipeline.detectors.knockoff import simultaneous_draws, spread_column
 from pipeline.errors import UserError
 from pipeline.selection import knockoff
+from pipeline.selection.folds import Answer, Basis, Fold, Judge, Query, RoleScores, SelectionInput, search_values
 from pipeline.selection.guarantees import ON_AVERAGE, SHARE, Guarantee, StrictAnswer
-from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.record import ONLY_POOLED, Procedure
 from pipeline.selection.ranked import ranked
 from pipeline.selection.thresholds import Threshold
 
 
-def _answer(question: SelectionInput) -> Asking[Answer]:
+def _answer(question: SelectionInput) -> Query[Answer]:
     """Select by the knockoff filter; if documents calibrate, p-values are those of bh on the same statistic."""
     selection, known, quarantined = question.selection, question.known, question.quarantined
     q, draws = question.level.alpha, simultaneous_draws(selection.detectors[0]) or 1
-    m = quarantined + ((yield Ask(lambda batch: len(batch.matrix))) or 0)
+    m = quarantined + ((yield Fold(lambda batch: len(batch.matrix))) or 0)
     if m == 0:
         raise UserError("no audit documents")
     scale = None
     if len(selection.detectors) > 1:
         scale = yield from search_values(knockoff.find_scale(draws), lambda batch: batch.matrix[:, 1])
-    cut = yield from search_values(knockoff.find_threshold(q * draws), partial(_w_of, scale))
+    cut = yield from search_values(knockoff.find_threshold(q * draws), partial(_scaled_w, scale))
     conformal = None
     if len(known.matrix):
         as_bh = selection.model_copy(update={"procedure": "bh", "detectors": selection.detectors[:1]})
@@ -46,13 +46,13 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
         details=_details(cut, scale),
         resolution=lambda _: (least, len(known.matrix)),
         strict=conformal.strict if conformal is not None else StrictAnswer("bh", 0, None, "finite-sample"),
-        symmetry=knockoff.sign_symmetry(_w_of(scale, known), draws),
+        symmetry=knockoff.sign_symmetry(_scaled_w(scale, known), draws),
         basis=Basis(sentence=sentence),
         dependence=question.dependence,
     )
 
 
-def _w_of(scale: knockoff.Scale | None, batch: Batch) -> np.ndarray:
+def _scaled_w(scale: knockoff.Scale | None, batch: RoleScores) -> np.ndarray:
     """W of documents, scaled if the second detector gives a scale."""
     return batch.first if scale is None else batch.first / scale.of(batch.matrix[:, 1])
 
@@ -64,10 +64,10 @@ def _details(cut: Threshold, scale: knockoff.Scale | None) -> dict[str, float]:
 
 
 def _judge_knockoff(
-    cut: Threshold, scale: knockoff.Scale | None, conformal: Judge | None, batch: Batch
+    cut: Threshold, scale: knockoff.Scale | None, conformal: Judge | None, batch: RoleScores
 ) -> tuple[np.ndarray, np.ndarray]:
     p = conformal(batch)[0] if conformal is not None else np.ones(len(batch.matrix))
-    return p, knockoff.is_selected(_w_of(scale, batch), cut)
+    return p, knockoff.is_selected(_scaled_w(scale, batch), cut)
 
 
 def filter_guarantee(draws: int) -> Guarantee:

@@ -14,10 +14,10 @@ from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
 from pipeline.selection.calibrations import simes_grid, smallest_simes
 from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.folds import Answer, Query, SelectionInput
 from pipeline.selection.guarantees import Guarantee, GuaranteeKind, adapted
-from pipeline.selection.passes import Answer, Asking, SelectionInput
 from pipeline.selection.step_up import ONE, step_up
-from pipeline.selection.versions import VersionScores
+from pipeline.selection.version_scores import VersionScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Procedure:
     name: str
     terms: Guarantee  # of pooled p-values at the default settings
     decide: Callable[[Given], Decision] | None = None  # from the rank counts of one detector
-    answer: Callable[[SelectionInput], Asking[Answer]] | None = None  # if it needs more than rank counts
+    answer: Callable[[SelectionInput], Query[Answer]] | None = None  # if it needs more than rank counts
     factor: Factor = field(default_factory=Factor)
     curve: Callable[[Procedure, SelectionConfig, Answer], LastRank | None] | None = None  # None: no function of alpha
     inner: Callable[[Options], tuple[Procedure, bool]] | None = None  # see `applied`

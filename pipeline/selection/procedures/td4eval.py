@@ -13,13 +13,13 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, halves, ranks
+from pipeline.selection.folds import Answer, Fold, Judge, Query, RoleScores, SelectionInput, search_values
 from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
-from pipeline.selection.passes import Answer, Ask, Asking, Batch, Judge, SelectionInput, search_values
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
 from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
 from pipeline.selection.step_up import ONE, step_up
-from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, value_of
+from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, pattern_value
 
 Weights = Literal["rejections", "equal", "random", "max"]
 
@@ -33,7 +33,7 @@ ROUNDING = 2.0**-46
 """Relative error of a fused p-value as a multiple of 1 / (2(n + 1)), for each of its multiples: 64 units of float64."""
 
 
-def _answer(question: SelectionInput) -> Asking[Answer]:
+def _answer(question: SelectionInput) -> Query[Answer]:
     """Fuse p-values with weights from the audited documents; with `reconformal`, with symmetric weights."""
     selection, known, quarantined = question.selection, question.known, question.quarantined
     calibrate(known.first)
@@ -65,13 +65,13 @@ def _answer(question: SelectionInput) -> Asking[Answer]:
 
 
 def _fused(
-    rank: Callable[[Batch], np.ndarray],
+    rank: Callable[[RoleScores], np.ndarray],
     n: int,
     weights: np.ndarray,
     counts: Sequence[RankCounts],
     alpha: Fraction,
     quarantined: int,
-) -> Asking[tuple[Judge, float | None]]:
+) -> Query[tuple[Judge, float | None]]:
     """Selection by fused p-values, and the largest selected one; ranks if only one detector has weight."""
     weighted = np.flatnonzero(weights).tolist()
     if len(weighted) == 1:  # its p-values are not clipped
@@ -83,19 +83,19 @@ def _fused(
     if not weighted:
         return (lambda batch: (np.ones(len(batch.matrix)), np.zeros(len(batch.matrix), dtype=bool))), None
 
-    def places(batch: Batch) -> np.ndarray:
+    def places(batch: RoleScores) -> np.ndarray:
         return fused_places(rank(batch), n, weights)
 
     cut = yield from search_values(find_fused_threshold(alpha, n, quarantined), places)
 
-    def judge_fused(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def judge_fused(batch: RoleScores) -> tuple[np.ndarray, np.ndarray]:
         p = p_at(places(batch), n)
         return p, p <= (0.0 if cut.value is None else cut.value)
 
     return judge_fused, cut.value
 
 
-def _symmetric(question: SelectionInput) -> Asking[Answer]:
+def _symmetric(question: SelectionInput) -> Query[Answer]:
     """Fusion with valid p-values in finite samples: `symmetric_weights` on split calibration documents."""
     selection, known, seed = question.selection, question.known, question.seed
     alpha, d = question.level.alpha, known.matrix.shape[1]
@@ -104,13 +104,13 @@ def _symmetric(question: SelectionInput) -> Asking[Answer]:
     reference = halves(known.keys, seed)
     n = int(reference.sum())
     rank = partial(_rank_each, _sorted_columns(known.matrix[reference]), selection.direction)
-    calibration_ranks = rank(Batch(known.matrix[~reference], None, known.keys[~reference]))
+    calibration_ranks = rank(RoleScores(known.matrix[~reference], None, known.keys[~reference]))
     audit = yield from _count_each(rank, n, d, question.quarantined)
     calibration = [RankCounts.of(calibration_ranks[:, i], n) for i in range(d)]
     weights = symmetric_weights(audit, calibration, alpha, selection.weights, seed)
     statistics = calibrate(statistic(calibration_ranks, n, weights))
 
-    def place(batch: Batch) -> np.ndarray:
+    def place(batch: RoleScores) -> np.ndarray:
         return ranks(statistic(rank(batch), n, weights), statistics, "members", batch.draws(selection, seed))
 
     counts = yield from count_ranks(place, statistics.size, question)
@@ -124,19 +124,19 @@ def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
     return [calibrate(column) for column in matrix.T]
 
 
-def _rank_each(calibration: list[np.ndarray], direction: Any, batch: Batch) -> np.ndarray:
+def _rank_each(calibration: list[np.ndarray], direction: Any, batch: RoleScores) -> np.ndarray:
     """Ranks for each detector, int64, (documents, detectors)."""
     columns = [ranks(c, known, direction) for c, known in zip(batch.matrix.T, calibration, strict=True)]
     return np.stack(columns, axis=1)
 
 
 def _count_each(
-    rank: Callable[[Batch], np.ndarray], n: int, detectors: int, quarantined: int
-) -> Asking[list[RankCounts]]:
-    def count(batch: Batch) -> np.ndarray:
+    rank: Callable[[RoleScores], np.ndarray], n: int, detectors: int, quarantined: int
+) -> Query[list[RankCounts]]:
+    def count(batch: RoleScores) -> np.ndarray:
         return np.stack([RankCounts.of(column, n).counts for column in rank(batch).T])
 
-    counts = yield Ask(count)
+    counts = yield Fold(count)
     if counts is None:
         counts = np.zeros((detectors, n + 1), dtype=np.int64)
     return [RankCounts(row).with_quarantined(quarantined) for row in counts]
@@ -265,7 +265,7 @@ def fused_places(ranks: np.ndarray, n: int, weights: np.ndarray) -> np.ndarray:
     """
     tables, unit = _tables(n, weights)
     places = [
-        places_of(np.arctan2(1.0, _sum_terms(ranks[some], tables, unit)) / np.pi, n) for some in _parts(len(ranks))
+        p_value_places(np.arctan2(1.0, _sum_terms(ranks[some], tables, unit)) / np.pi, n) for some in _parts(len(ranks))
     ]
     return np.concatenate(places)
 
@@ -287,10 +287,10 @@ def rounded_up(p: np.ndarray, n: int) -> np.ndarray:
     Returns:
         float64, (documents,): each value is a float32 value or the nearest float to a multiple of 1 / (2(n + 1)).
     """
-    return p_at(places_of(np.asarray(p, dtype=np.float64), n), n)
+    return p_at(p_value_places(np.asarray(p, dtype=np.float64), n), n)
 
 
-def places_of(p: np.ndarray, n: int) -> np.ndarray:
+def p_value_places(p: np.ndarray, n: int) -> np.ndarray:
     """The places of p-values, float64 in [0, 1], `rounded_up`: uint32, (documents,)."""
     grid = 2 * (n + 1)
     up = p.astype(np.float32)
@@ -343,7 +343,7 @@ def find_fused_threshold(
 
 def _value_at(place: int, n: int) -> Fraction:
     """The exact value at a place: a float32 value, or the largest multiple of 1 / (2(n + 1)) below it."""
-    value = Fraction(value_of((place + 1) // 2))
+    value = Fraction(pattern_value((place + 1) // 2))
     return value if place % 2 == 0 else Fraction(math.ceil(value * 2 * (n + 1)) - 1, 2 * (n + 1))
 
 

@@ -1,6 +1,6 @@
 """Procedures for documents with versions, one of which was drawn at random and published, by ranks among versions.
 
-No other documents calibrate. The guarantee relies only on the draw (`pipeline.selection.versions`).
+No other documents calibrate. The guarantee relies only on the draw (`pipeline.selection.version_scores`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
+from pipeline.selection.folds import Answer, Basis, Fold, Query, RoleScores
 from pipeline.selection.guarantees import ON_AVERAGE, SHARE, Guarantee, StrictAnswer
-from pipeline.selection.passes import Answer, Ask, Asking, Basis, Batch
 from pipeline.selection.procedures.record import ByVersions, Procedure, procedure_of
-from pipeline.selection.versions import (
+from pipeline.selection.version_scores import (
     MIRROR,
     VersionScores,
     fewest_versions,
     mirrored_list,
+    pooled_residuals,
     rank_step_up,
-    residuals_of,
     uniformity_p_value,
     version_ranks,
 )
@@ -38,7 +38,7 @@ MARKED = 20
 """Default number of versions that `seenset mark` writes per document."""
 
 
-def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> Asking[Answer]:
+def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> Query[Answer]:
     """Decide a selection of documents with versions, in one pass that collects the scores of all versions.
 
     All scores of all versions are held in memory.
@@ -51,12 +51,12 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
     Raises:
         UserError: no audit documents, or none with scores.
     """
-    parts = (yield Ask(lambda batch: [batch.versions])) or []
+    parts = (yield Fold(lambda batch: [batch.versions])) or []
     by = procedure_of(selection.procedure).versions
     assert by is not None
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError("no audit document has scores of all its versions" if quarantined else "no audit documents")
-    scores = residuals_of(parts)
+    scores = pooled_residuals(parts)
     m = sum(len(part.scores.ids) for part in parts) + quarantined
     selected, ranks = by.choose(scores, selection.exact_alpha, seed, m - scores.sizes.size)
     most = int(scores.sizes.max())
@@ -78,7 +78,9 @@ def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> 
     )
 
 
-def _judge(places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+def _judge(
+    places: dict[str, int], p: np.ndarray, selected: np.ndarray, batch: RoleScores
+) -> tuple[np.ndarray, np.ndarray]:
     assert batch.versions is not None
     at = np.array([places.get(name, -1) for name in batch.versions.scores.ids], dtype=np.int64)
     used = at >= 0  # the others are left out, and treated like documents without scores

@@ -12,18 +12,18 @@ import pyarrow as pa
 import torch
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig, weights_of
+from pipeline.config.models import ModelConfig, as_model_config
 from pipeline.corpus.documents import Document
-from pipeline.corpus.pictures import open_picture, picture_key, picture_sketches
+from pipeline.corpus.picture_files import open_picture, picture_key, picture_sketches
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Evidence, Pass, plan_passes
 from pipeline.detectors.plugins import load_plugins
 from pipeline.models.load import LanguageModel, open_picture_model
-from pipeline.models.pictures import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
+from pipeline.models.picture_prompts import INSTRUCTION, PicturePrompt, caption_ids, picture_prompt, picture_token
 from pipeline.passes.forward import TokenStatistics, in_one_copy
 from pipeline.passes.parts import PassSizes
-from pipeline.passes.pictures import DESCRIPTION_TOKENS, describe, pictures_in_parts, positions_of
+from pipeline.passes.picture_forward import DESCRIPTION_TOKENS, describe, pictures_in_parts, token_positions
 from pipeline.stages.base import (
     BatchSize,
     Entry,
@@ -32,7 +32,7 @@ from pipeline.stages.base import (
     Rows,
     Stage,
     StageKind,
-    Wanted,
+    StagePlan,
     Window,
     rows_schema,
 )
@@ -107,10 +107,10 @@ def _serves(needed: Pass, config: AuditConfig) -> bool:
     return needed.caption == "generated"
 
 
-def _stages(wanted: Wanted, earlier: Sequence[Stage]) -> list[Stage]:
+def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     if not any(_serves(needed, wanted.config) for needed in wanted.passes):
         return []
-    model = weights_of(wanted.config.model)
+    model = as_model_config(wanted.config.model)
     budget = wanted.budget(model)
     # a picture is read as in scoring, even if its keys and values take less
     batch = min(budget.cache, budget.forward) if wanted.device.gpus else budget.cache
@@ -243,7 +243,7 @@ class PictureScorer:
         """A message for a part of a picture with too few tokens for a score, if any."""
         for caption, parts in self.wanted.items():
             for part in parts:
-                count = len(positions_of(prompt, len(words[caption]), part, self.token))
+                count = len(token_positions(prompt, len(words[caption]), part, self.token))
                 if count < 2:
                     kind = f"{caption} {part}" if "description" in part else part
                     return f"{kind}: {count} token{'' if count == 1 else 's'}; a score needs 2"

@@ -18,11 +18,11 @@ from typing import BinaryIO, Literal
 import fsspec
 from pydantic import Field
 
-from pipeline.config.paths import origin_of, written
+from pipeline.config.paths import path_origin, written
 from pipeline.corpus.documents import ContentDigest, read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource, encodable
-from pipeline.corpus.inputs import find_inputs, stamp_of
+from pipeline.corpus.inputs import find_inputs, make_stamp
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, not_opened
 from pipeline.export.request import ExportPlan
@@ -38,7 +38,7 @@ UNFINISHED_FILE = "NOT_FINISHED"
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}")
 
 
-def sources_of(plan: ExportPlan) -> list[ExportSource]:
+def export_sources(plan: ExportPlan) -> list[ExportSource]:
     """The inputs of a run's audited documents, in their order."""
     groups = [tuple(group) for _, group in itertools.groupby(plan.shards, key=lambda shard: shard.path)]
     places = [source_place(group[0].path, not format_named(group[0].format).has_path, follow=False) for group in groups]
@@ -130,7 +130,7 @@ def check_untouched(inputs: Sequence[InputFile]) -> None:
         UserError: an input was modified.
     """
     for entry in inputs:
-        if stamp_of(entry) != entry.stamp:
+        if make_stamp(entry) != entry.stamp:
             raise UserError(f"{entry.name} was written to while it was exported: run the same command again")
 
 
@@ -275,7 +275,7 @@ def check_outside(plan: ExportPlan) -> None:
 
 def _read_whole(pattern: str) -> str | None:
     """The folder that a configured path reads as a whole; None for files and for globs of one folder."""
-    base = origin_of(pattern)
+    base = path_origin(pattern)
     path = written(pattern) if base is None else os.path.join(base, written(pattern))
     if "**" in path:
         return path[: path.index("**")].rpartition("/")[0] or "."

@@ -19,14 +19,14 @@ from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts, tie_draws
 from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.schedule import Level
-from pipeline.selection.versions import VersionPart
+from pipeline.selection.version_scores import VersionPart
 
-Judge = Callable[["Batch"], tuple[np.ndarray, np.ndarray]]
+Judge = Callable[["RoleScores"], tuple[np.ndarray, np.ndarray]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RoleScores:
     """Documents of one role or shard, in order."""
 
     matrix: np.ndarray  # float64, (documents, detectors), finite
@@ -52,8 +52,8 @@ class SelectionInput:
     selection: SelectionConfig
     level: Level  # its error rate, or that of its slot in a schedule of scans
     seed: int  # for random ties, splits and random weights
-    known: Batch  # documents of the null role
-    others: Batch  # documents that are known not to be nulls; may be empty
+    known: RoleScores  # documents of the null role
+    others: RoleScores  # documents that are known not to be nulls; may be empty
     quarantined: int  # audit documents without scores; hypotheses at p = 1
     dependence: Dependence | None = None  # of documents on one another; None: they are independent
 
@@ -72,18 +72,18 @@ class Basis:
 PLAIN = Basis()
 """Basis of a procedure that assumes a share of nulls of 1 and calibrates on all known documents."""
 
-EMPTY = Batch(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
+EMPTY = RoleScores(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Fold:
     """One pass over the audit shards: a function of a shard, and a function that merges two results."""
 
-    of_shard: Callable[[Batch], Any]
+    of_shard: Callable[[RoleScores], Any]
     merge: Callable[[Any, Any], Any] = operator.add
 
 
-Asking = Generator[Ask, Any, T]
+Query = Generator[Fold, Any, T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +113,7 @@ class Answer:
     """Cut and estimate, by Storey, of the number of nulls among the compared documents; None where documents are
     independent, or the procedure does not estimate their share or allows for dependent documents."""
     bound: Bound | None = None  # of the selected documents with scores
-    fused: Callable[[Batch], np.ndarray] | None = None
+    fused: Callable[[RoleScores], np.ndarray] | None = None
     """The score combined from several detectors that ranks documents: float64, (documents,), higher is more evidence
     against the null."""
     versions: int | None = None  # maximum number per document; None if documents have no versions
@@ -124,8 +124,8 @@ class Answer:
         return self.versions or self.n_calibration + 1
 
 
-def together(
-    asking: Sequence[Asking[Answer]], run_pass: Callable[[Sequence[tuple[int, Ask]]], dict[int, Any]]
+def run_queries(
+    asking: Sequence[Query[Answer]], run_pass: Callable[[Sequence[tuple[int, Fold]]], dict[int, Any]]
 ) -> list[Answer]:
     """Decide several selections together: each pass over the shards is shared by all unfinished selections.
 
@@ -137,7 +137,7 @@ def together(
     answers: dict[int, Answer] = {}
     results: dict[int, Any] = dict.fromkeys(range(len(asking)))
     while len(answers) < len(asking):
-        asks: list[tuple[int, Ask]] = []
+        asks: list[tuple[int, Fold]] = []
         for index, generator in enumerate(asking):
             if index not in answers:
                 try:
@@ -149,8 +149,8 @@ def together(
 
 
 def search_values(
-    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[Batch], np.ndarray]
-) -> Asking[T]:
+    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[RoleScores], np.ndarray]
+) -> Query[T]:
     """Run the passes of a threshold search, such as `find_fused_threshold`, over the values of every shard.
 
     Args:
@@ -163,4 +163,4 @@ def search_values(
             count = passes.send(counts)
         except StopIteration as end:
             return end.value
-        counts = yield Ask(partial(lambda count, batch: count(values(batch)), count))
+        counts = yield Fold(partial(lambda count, batch: count(values(batch)), count))

@@ -16,7 +16,7 @@ from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.corpus.documents import Document, read_shard, transform
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
-from pipeline.corpus.pictures import open_picture, picture_sketches
+from pipeline.corpus.picture_files import open_picture, picture_sketches
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
 from pipeline.errors import UserError

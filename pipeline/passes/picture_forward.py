@@ -16,15 +16,15 @@ from torch import Tensor
 
 from pipeline.models.lengths import length_rule
 from pipeline.models.opened import LanguageModel
-from pipeline.models.pictures import PicturePrompt, padded_prompts, picture_token
+from pipeline.models.picture_prompts import PicturePrompt, padded_prompts, picture_token
 from pipeline.passes.forward import (
     OWN_BEST,
     TokenStatistics,
+    find_tail,
     joined_statistics,
     logits_of_rows,
     statistics_at,
     sweep_rows,
-    tail_of,
     to_device,
 )
 from pipeline.passes.parts import PassSizes
@@ -85,7 +85,7 @@ def _ends(lm: LanguageModel) -> frozenset[int]:
     )
 
 
-def positions_of(prompt: PicturePrompt, described: int, part: str, token: int) -> list[int]:
+def token_positions(prompt: PicturePrompt, described: int, part: str, token: int) -> list[int]:
     """The positions of the tokens of a part, ascending.
 
     The positions of the picture are those of the picture token, wherever the processor puts it. The instruction is the
@@ -149,7 +149,7 @@ def _forward_pictures(
     longest = max(lengths)
     at: dict[str, list[list[int]]] = {
         part: [
-            [place - 1 for place in positions_of(p, len(d), part, token)[1:]]
+            [place - 1 for place in token_positions(p, len(d), part, token)[1:]]
             for p, d in zip(prompts, descriptions, strict=True)
         ]
         for part in wanted
@@ -172,7 +172,7 @@ def _forward_pictures(
 def _logits(lm: LanguageModel, inputs: Mapping[str, Tensor], mask: Tensor, rows: Tensor) -> Any:
     """Logits of some rows of a batch, (rows,) as indices into the padded batch, in chunks as in `logits_of_rows`."""
     model: Any = lm.model
-    tail = tail_of(model)
+    tail = find_tail(model)
     if tail is None:
         logits = model(**inputs, attention_mask=mask, use_cache=False).logits
         return iter([(logits.flatten(0, 1).index_select(0, to_device(rows, logits.device)), None)])

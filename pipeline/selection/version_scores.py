@@ -104,7 +104,7 @@ class VersionPart:
 
     @cached_property
     def residuals(self) -> VersionScores:
-        """As `residuals_of` for only this part; computed once."""
+        """As `pooled_residuals` for only this part; computed once."""
         joined, rows, preference = (self.like or self)._masked
         return preference.residuals(replace(joined, scores=self.scores.scores[rows]))
 
@@ -116,7 +116,7 @@ class VersionPart:
         return joined, joined.scores.astype(np.int64), Preference.of(joined)
 
 
-def residuals_of(parts: Sequence[VersionPart]) -> VersionScores:
+def pooled_residuals(parts: Sequence[VersionPart]) -> VersionScores:
     """The residuals by which the documents of all parts are ranked: `preference_residuals` of `joined_versions`."""
     return parts[0].residuals if len(parts) == 1 else preference_residuals(joined_versions(parts))
 
