@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import unicodedata
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -465,6 +466,7 @@ class SketchFile:
         self.size = 0
         self.places = np.empty(0, dtype=np.int64)  # positions of the documents, from `append`
         self._file = tempfile.TemporaryFile(prefix="seenset-sketches-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
 
     def append(self, sketches: np.ndarray) -> int:
         """Append sketches, uint8, (documents, 128), and return the position of the first.

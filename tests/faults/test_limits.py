@@ -64,7 +64,9 @@ def test_a_line_of_400_mebibytes_costs_its_document_and_no_memory(tmp_path: Path
     """
     lines = run_within(700, IMPORTS, code).splitlines()
     assert lines[1:] == ["1 one", "2 two"]
-    assert lines[0] == ("0 ('too_large', '419,430,413 bytes, more than limits.document_bytes, which is 67,108,864')")
+    assert lines[0] == (
+        "0 (<Reason.TOO_LARGE: 'too_large'>, '419,430,413 bytes, more than limits.document_bytes, which is 67,108,864')"
+    )
 
 
 def test_files_that_are_one_line_are_refused_with_the_figure(tmp_path: Path) -> None:

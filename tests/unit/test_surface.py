@@ -16,7 +16,7 @@ from docs.reference import sections
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
 from pipeline.corpus.reasons import Reason
-from pipeline.detectors.base import detector_names
+from pipeline.detectors.base import _registry
 from pipeline.errors import ExitCode
 from pipeline.run.summary import Conclusion
 from pipeline.selection.procedures import PROCEDURES
@@ -67,7 +67,9 @@ def kinds_of_files() -> Iterator[str]:
 COUNTED: dict[str, Callable[[], int]] = {
     "commands": lambda: len(typer.main.get_command(app).commands),  # type: ignore[attr-defined]
     "YAML keys of audit and trial": lambda: len(declared_keys()),
-    "detectors": lambda: len([name for name in detector_names() if name != "from_column"]),
+    "detectors": lambda: len(
+        [name for name, module in _registry.modules.items() if module.startswith("pipeline.") and name != "from_column"]
+    ),
     "procedures": lambda: len(PROCEDURES),
     "calibrations": lambda: len(get_args(CalibrationName)),
     "checks": lambda: len(Conclusion.model_fields),
