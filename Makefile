@@ -49,7 +49,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(
 
 test: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-contract test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
-		test-faults test-statistical-2 test-statistical-1 test-browser test-avx2
+		test-statistical-2 test-statistical-1 test-browser test-avx2
 
 test-contract: dev
 	$(PYTEST) tests/contract -m "not slow"
@@ -85,7 +85,7 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 SEENSET_CPU_FLAGS=avx2
 test-avx2: dev
 	$(AVX2) $(PYTEST) $(shell grep -rl --include="test_*.py" floating_point tests) -m "floating_point and not slow"
 
-# What takes too long to try at every change, but the faults: two parts at a time, as each starts clusters.
+# What make test leaves out, but the faults that take longest: two parts at a time, as each starts clusters.
 SLOW_APART := tests/ray/test_submitted_jobs.py
 # Of the faults that take long, those that every change has to survive.
 SLOW_FAULTS := tests/faults/test_answer_digests.py tests/faults/test_unpacking.py
@@ -93,7 +93,7 @@ SLOW_FAULTS := tests/faults/test_answer_digests.py tests/faults/test_unpacking.p
 test-all: test slow
 
 slow: dev
-	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray slow-contract slow-rest
+	$(MAKE) --no-print-directory --keep-going --jobs 2 slow-ray test-faults slow-contract slow-rest
 
 slow-ray: dev
 	$(PYTEST) $(filter-out $(SLOW_APART),$(RAY_TESTS)) -m slow
