@@ -154,7 +154,7 @@ def _plain_text(content: Any) -> str:
 def as_text(tables: Sequence[Table]) -> str:
     """Tables as plain text, wide enough that nothing is cut off."""
     buffer = io.StringIO()
-    console = Console(file=buffer, width=240, color_system=None)
+    console = Console(file=buffer, width=260, color_system=None)
     for table in tables:
         console.print(table)
     text = buffer.getvalue()

@@ -36,7 +36,7 @@ def page_of(store: Store) -> tuple[str, Report]:
     return store.read("report/report.html").decode(), Report.model_validate(store.read_json("report/report.json"))
 
 
-@pytest.mark.parametrize(("number", "most"), [(2, 720), (14, 1500)])
+@pytest.mark.parametrize(("number", "most"), [(2, 700), (14, 1500)])
 def test_a_page_is_short_outside_its_folds(tmp_path: Path, number: int, most: int) -> None:
     names = [f"selection-{index}" for index in range(number)]
     procedures = ["storey", "ptdi", "bh", "kernel"]
