@@ -47,4 +47,4 @@ def test_a_page_states_what_a_reason_means(make_audit: MakeAudit, tmp_path: Path
 
     run(make_audit([" ", *(f"A text of number {n} and of some words." for n in range(30))], 20, error_budget=0.5))
     page = (tmp_path / "run/report/report.html").read_text()
-    assert f'<td>empty: <span class="meta">{Reason.EMPTY.sentence}</span></td>' in page
+    assert f'<li>empty: <span class="meta">{Reason.EMPTY.sentence}</span></li>' in page
