@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from clusters import start_cluster
+
+from tests.helpers.clusters import start_cluster
 
 if TYPE_CHECKING:  # the imports of models stand in the fixtures: tests without a model would wait for them in vain
     from pipeline.models.load import LanguageModel
@@ -91,7 +92,7 @@ def short_folder() -> Iterator[Path]:
 @pytest.fixture
 def make_audit(tmp_path: Path, tiny_model_folder: Path) -> Callable[..., Path]:
     """Writes a corpus and its audit.yaml: (audit texts, unseen texts, **settings) -> path of the YAML."""
-    from made_up import write_audit
+    from tests.helpers.made_up import write_audit
 
     return partial(write_audit, tmp_path, tiny_model_folder)
 
@@ -140,7 +141,7 @@ def tiny_t5_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="session")
 def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A tiny random T5 whose answers vary and end soon, as a configuration names it."""
-    from tiny_t5 import save_tiny_t5
+    from tests.helpers.tiny_t5 import save_tiny_t5
 
     folder = tmp_path_factory.mktemp("models") / "paraphraser"
     save_tiny_t5(folder)
@@ -150,7 +151,7 @@ def paraphraser(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model that reads pictures with text."""
-    from picture_models import save_llava
+    from tests.helpers.picture_models import save_llava
 
     folder = tmp_path_factory.mktemp("models") / "llava"
     save_llava(folder)

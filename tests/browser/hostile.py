@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from report_run import build_run
-from signed import sign
 from test_trial import facts_of, swept_rows
 
 from pipeline.answers.detection import Estimate
@@ -17,6 +15,8 @@ from pipeline.run.manifest import read_run, write_manifest
 from pipeline.store.files import Store
 from pipeline.trial.table import selection_table
 from pipeline.trial.trial_page import selection_figures, trial_page
+from tests.helpers.report_run import build_run
+from tests.helpers.signed import sign
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 CURVE = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finished import run
 from hostile import script
-from made_up import sentence, write_audit, write_corpus
 from PIL import Image
-from report_run import summary_in
 from test_thumbnails import finished_run
 from visits import PHONE, Visit, serious_violations
 
 from pipeline.report.templates import LONGEST_LABEL
 from pipeline.store.files import Store
+from tests.helpers.finished import run
+from tests.helpers.made_up import sentence, write_audit, write_corpus
+from tests.helpers.report_run import summary_in
 
 MOST_WORDS = 300
 KINDS = ("run", "trial", "evaluation")

@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(Path(__file__).parent.glob("*.py"))
-SHARED = {"tests.faults.object_store": "tests/faults/object_store.py", "openai_server": "tests/ray/openai_server.py"}
+SHARED = {
+    "tests.helpers.object_store": "tests/helpers/object_store.py",
+    "tests.helpers.openai_server": "tests/helpers/openai_server.py",
+}
 """Servers that other tests use too."""
 INTERNAL = ("pipeline", "ray_jobs", "cluster", "benchmarks", "examples", "tests", "docs")
 

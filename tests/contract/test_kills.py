@@ -17,7 +17,7 @@ from answers import check_same, quarantine, receipts, rows
 from command import Orders, begin, done, end_of, here, seenset, wait_for
 from world import FEW, HIGH, numbered, texts_from, write_config, write_lines
 
-from tests.faults.object_store import BUCKET, object_store
+from tests.helpers.object_store import BUCKET, object_store
 
 Audit = Callable[..., Path]
 RERUNS = 6

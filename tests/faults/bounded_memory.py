@@ -2,7 +2,7 @@
 
 import textwrap
 
-from clusters import output_of
+from tests.helpers.clusters import output_of
 
 BEGIN = """
 import resource

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import printed
-from export_runs import finished_run
-from made_up import sentence, write_audit, write_corpus, write_jsonl
 from rich.console import Console
-from signed import sign
 
 import seenset
 from pipeline.answers.evaluation import evaluate_scores
@@ -36,6 +32,10 @@ from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation
 from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, select_again
+from tests.helpers.commands import printed
+from tests.helpers.export_runs import finished_run
+from tests.helpers.made_up import sentence, write_audit, write_corpus, write_jsonl
+from tests.helpers.signed import sign
 
 FLIPS = 600
 ASKED: dict[str, Any] = {"name": "first", "detectors": ["loss"], "procedure": "bh", "alpha": 0.25}

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
-from finished import rows, run
-from made_up import write_audit
-from openai_server import openai_server
 
 from pipeline.endpoint.answers import Answers, spent_before
 from pipeline.endpoint.client import Usage
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, receipt_name
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import write_audit
+from tests.helpers.openai_server import openai_server
 
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/2"
 

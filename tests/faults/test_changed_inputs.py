@@ -8,8 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from finished import run
-from made_up import sentence, write_audit
 
 from benchmarks.plain_loop import process
 from pipeline.config.audit import ResourcesConfig
@@ -25,6 +23,8 @@ from pipeline.stages.process import file_rows
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
+from tests.helpers.finished import run
+from tests.helpers.made_up import sentence, write_audit
 
 SAMPLED = ["loss", {"samia": {"draws": 2}}]
 

@@ -1,7 +1,8 @@
 """A command ends once: whoever ends it first prints the line and decides the exit code."""
 
 import pytest
-from clusters import python
+
+from tests.helpers.clusters import python
 
 RACE = """
 import sys, threading

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recorder
-from recorder import shards_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document, read_shard
@@ -22,6 +20,8 @@ from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage
 from pipeline.stages.process import read_rows
 from pipeline.store.attempts import LOCAL_DRIVER, MAX_STARTS
 from pipeline.store.files import Store
+from tests.helpers import recorder
+from tests.helpers.recorder import shards_of
 
 RAISED = 9  # exit status of a process whose work raised
 DRIVERS = ["some", LOCAL_DRIVER]

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from commands import refusal
-from finished import rows, run
-from made_up import sentence, write_audit
 
 from benchmarks.plain_loop import process
 from pipeline.errors import DamagedError, UserError
@@ -22,6 +19,9 @@ from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts, receipt_name
 from ray_jobs.select import select_again
+from tests.helpers.commands import refusal
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import sentence, write_audit
 
 SAMPLED = ["loss", {"samia": {"draws": 2, "candidate_words": "reference"}}]
 

@@ -13,18 +13,18 @@ from urllib.parse import quote
 
 import pyarrow.parquet as pq
 import pytest
-from commands import ended, printed
-from finished import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import MakeAudit
-from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import check_endpoint, headers
 from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_keys, without_key
 from pipeline.errors import UserError
 from seenset import audit
+from tests.helpers.commands import ended, printed
+from tests.helpers.finished import rows
+from tests.helpers.made_up import MakeAudit
+from tests.helpers.openai_server import openai_server
 
 KEY = "sk-sesame+1f/2e=3d~"
 CONFIG = EndpointConfig.model_validate({"endpoint": "http://localhost/v1", "name": "stub"})

@@ -11,8 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import here
-from made_up import sentence
+
+from tests.helpers.commands import here
+from tests.helpers.made_up import sentence
 
 NAMES = {
     "latin-1": b"caf\xe9",

@@ -8,9 +8,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from commands import here, refusal, user_error
-from made_up import MakeAudit
-from object_store import BUCKET, object_store
 from rich.console import Console
 
 from pipeline.answers.top_documents import attributions_file
@@ -24,6 +21,9 @@ from pipeline.store.files import Store
 from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import give_verdict, write_bundle
+from tests.helpers.commands import here, refusal, user_error
+from tests.helpers.made_up import MakeAudit
+from tests.helpers.object_store import BUCKET, object_store
 
 GONE = "are not there: the fingerprint that the run recorded is used"
 

@@ -7,9 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clusters import output_of
-from commands import refusal
-from made_up import MakeAudit
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.documents import read_shard
@@ -17,6 +14,9 @@ from pipeline.corpus.formats.parquet import check_chunks, count_text_bytes
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
+from tests.helpers.clusters import output_of
+from tests.helpers.commands import refusal
+from tests.helpers.made_up import MakeAudit
 
 FLIPS = 60
 SLOW_FLIPS = 2000

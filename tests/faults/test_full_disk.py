@@ -9,9 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clusters import until
-from finished import run
-from made_up import MakeAudit, sentence
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, FullError, UserError
@@ -22,6 +19,9 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, lock_is_live
 from pipeline.training.train import FinetuneConfig, TrainingOptions, train
 from ray_jobs.finetune import AdapterJob, train_adapters
+from tests.helpers.clusters import until
+from tests.helpers.finished import run
+from tests.helpers.made_up import MakeAudit, sentence
 
 
 class SmallDisk:

@@ -4,9 +4,10 @@ import json
 import re
 
 import pytest
-from clusters import python
-from made_up import MakeAudit
-from two_nodes import on_two_nodes
+
+from tests.helpers.clusters import python
+from tests.helpers.made_up import MakeAudit
+from tests.helpers.two_nodes import on_two_nodes
 
 NOT_THERE = """
 import json, os

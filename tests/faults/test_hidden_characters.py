@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import printed, refusal
-from made_up import MakeAudit, sentence, write_jsonl, write_rows
 
 from pipeline.errors import visible
+from tests.helpers.commands import printed, refusal
+from tests.helpers.made_up import MakeAudit, sentence, write_jsonl, write_rows
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 """Sets a title, clears the screen, writes in red by an 8-bit control, and turns the direction of writing round."""

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from clusters import output_of
+from tests.helpers.clusters import output_of
 
 BEGIN = """
 import json, sys

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from commands import user_error
 
 from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.inputs import find_inputs
@@ -13,6 +12,7 @@ from pipeline.plan.description import build_config, load_config
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 from pipeline.store.ledger import read_ledger
+from tests.helpers.commands import user_error
 
 
 def refusal(path: Path, **columns: str) -> str:

@@ -16,11 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from bounded_memory import run_within
-from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import sentence
-from marked_runs import write_texts
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
@@ -35,6 +32,9 @@ from pipeline.mark.mark import MarkRequest, mark_documents
 from pipeline.plan.preflight import plan_checks
 from pipeline.plan.starter import audit_starter
 from pipeline.run.plan import make_plan
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
+from tests.helpers.marked_runs import write_texts
 
 ROWS = [{"id": f"d{number}", "text": sentence(number)} for number in range(60)]
 BOM = "\ufeff"

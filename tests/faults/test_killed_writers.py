@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from finished import run
-from made_up import MakeAudit
-
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
+from tests.helpers.finished import run
+from tests.helpers.made_up import MakeAudit
 
 KILLED = """
 import os, signal, sys

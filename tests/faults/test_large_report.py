@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from clusters import output_of
-from report_run import amend, build_run
 
 from pipeline.answers.selected import ScoreHistogram
 from pipeline.store.external_sort import write_pieces
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, write_receipt
+from tests.helpers.clusters import output_of
+from tests.helpers.report_run import amend, build_run
 
 AUDITED, SELECTED, CALIBRATION, SHARDS = 1_000_000, 300_000, 100_000, 500
 SCHEMA = pa.schema(

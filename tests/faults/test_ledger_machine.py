@@ -14,8 +14,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from made_up_scans import scan_config, scan_scores, scan_summary
-from object_store import object_store as moto_store
 from stores import Fault, ObjectStore, object_store
 
 from pipeline.errors import IncompleteError, UserError
@@ -25,6 +23,8 @@ from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.scans import read_schedule
 from pipeline.store import ledger as ledger_module
 from pipeline.store.files import Store
+from tests.helpers.made_up_scans import scan_config, scan_scores, scan_summary
+from tests.helpers.object_store import object_store as moto_store
 
 HORIZON = 6
 EVENTS = ("nothing", "refused", "lost", "dies before", "dies after", "another scan")

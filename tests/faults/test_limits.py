@@ -13,7 +13,6 @@ import pytest
 import zstandard
 from bounded_memory import run_within
 from datasets import Dataset
-from made_up import write_columns
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import LIMITS
@@ -25,6 +24,7 @@ from pipeline.plan.description import build_config
 from pipeline.run.manifest import reconciled_shards, write_shards
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
+from tests.helpers.made_up import write_columns
 
 
 def planned(path: Path, **limits: Any) -> list[Shard]:
@@ -94,7 +94,7 @@ def test_millions_of_empty_documents_take_a_bounded_part_of_the_memory(tmp_path:
     assert path.stat().st_size < 40_000
     imports = f"""
     {IMPORTS.strip()}
-    from recorder import Output, stage_of
+    from tests.helpers.recorder import Output, stage_of
     from pipeline.stages.process import readable_documents
     """
     code = f"""

@@ -9,9 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import here, refusal, user_error
 from datasets import Dataset, DatasetDict
-from made_up import sentence
 from PIL import Image
 
 from pipeline.config.audit import ResourcesConfig
@@ -19,6 +17,8 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard, shard_fingerprint
+from tests.helpers.commands import here, refusal, user_error
+from tests.helpers.made_up import sentence
 
 
 def shards_of(path: Any, **source: Any) -> list[Shard]:
@@ -191,7 +191,7 @@ def test_a_snapshot_of_the_hub_is_read_and_no_other_place_of_the_cache(tmp_path:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
 def test_files_of_tables_are_held_to_the_same(corpus: Path, name: str) -> None:
-    from made_up import write_columns
+    from tests.helpers.made_up import write_columns
 
     write_columns(corpus.parent / "other" / name, {"text": ["some words", "other words"]})
     for path in (corpus / "a.txt", corpus / "inner/b.txt"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from claimed_device import ClaimedDevices, ClaimedTensor, real
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,6 +16,7 @@ from pipeline.models.load import _quantization, fingerprint_model
 from pipeline.models.opened import fused_attention, use_fused_attention
 from pipeline.passes.gradient import gram
 from seenset import score
+from tests.helpers.claimed_device import ClaimedDevices, ClaimedTensor, real
 
 IDS = torch.arange(12)[None]
 

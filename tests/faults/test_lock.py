@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from clusters import output_of, until
 from stores import HOLD, RUBBISH, Fault, in_another_container, object_store, process
 
 from pipeline.errors import BusyError, UserError
 from pipeline.store import lock as lock_module
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock, describe_process, lock_is_live
+from tests.helpers.clusters import output_of, until
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import output_of
-from finished import run, selection_digest
-from made_up import MakeAudit
+
+from tests.helpers.clusters import output_of
+from tests.helpers.finished import run, selection_digest
+from tests.helpers.made_up import MakeAudit
 
 pytestmark = pytest.mark.slow
 

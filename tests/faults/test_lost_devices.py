@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from made_up import sentence, write_corpus
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.plain_loop import process
@@ -22,6 +21,7 @@ from pipeline.stages.base import Placement, Stage
 from pipeline.stages.process import read_rows
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
+from tests.helpers.made_up import sentence, write_corpus
 
 ASSERT = "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"
 

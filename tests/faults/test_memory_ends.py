@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_up import MakeAudit, sentence
 
 from benchmarks.plain_loop import process
 from pipeline.plan.description import load_config
@@ -12,6 +11,7 @@ from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
+from tests.helpers.made_up import MakeAudit, sentence
 
 TEXTS = [sentence(seed, 4 + seed % 23) for seed in range(40)]
 

@@ -18,15 +18,15 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
-from clusters import output_of, shared_cluster, until, words_of
-from commands import printed
-from made_up import MakeAudit, sentence
-from openai_server import openai_server
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import UserError
 from ray_jobs.cluster import PREFIX, cluster_warning, private_folder
 from ray_jobs.supervisor import note_cluster
+from tests.helpers.clusters import output_of, shared_cluster, until, words_of
+from tests.helpers.commands import printed
+from tests.helpers.made_up import MakeAudit, sentence
+from tests.helpers.openai_server import openai_server
 
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 KEY = "sk-sesame-1f2e3d"

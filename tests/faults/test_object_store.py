@@ -16,10 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from empty_receipts import receipt_of
-from export_runs import export, finished_run, refusal
-from finished import run
-from made_up import MakeAudit, sentence
-from object_store import BUCKET, ObjectStore, object_store
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
@@ -31,6 +27,10 @@ from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import COMPACTED, compact_receipts, read_receipts, receipt_name
+from tests.helpers.export_runs import export, finished_run, refusal
+from tests.helpers.finished import run
+from tests.helpers.made_up import MakeAudit, sentence
+from tests.helpers.object_store import BUCKET, ObjectStore, object_store
 
 ROOT = Path(__file__).parents[2]
 

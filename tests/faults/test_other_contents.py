@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from commands import user_error
-from made_up import sentence
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
 
 LINES = "".join(json.dumps({"text": sentence(number)}) + "\n" for number in range(20)).encode()
 TEXT = sentence(3).encode()

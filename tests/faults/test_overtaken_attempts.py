@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from finished import files_in
-from recorder import Recorder, letters, shards_of, stage_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
@@ -13,6 +11,8 @@ from pipeline.stages.base import Entry, Output, Placement
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipt
+from tests.helpers.finished import files_in
+from tests.helpers.recorder import Recorder, letters, shards_of, stage_of
 
 WORK = "turns/audit-000000"
 LOG = f"attempts/{WORK}.json"

@@ -6,13 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clusters import until
-from openai_server import openai_server
-
 from pipeline.endpoint.answers import Answers, spent_before
 from pipeline.endpoint.client import Usage
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
+from tests.helpers.clusters import until
+from tests.helpers.openai_server import openai_server
 
 STAGE = "sample/half/2"
 ASKING = """

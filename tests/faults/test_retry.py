@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ended, refusal
-from finished import rows, run
-from made_up import MakeAudit, sentence, write_audit
-from openai_server import Said, openai_server
 
 from pipeline.corpus.reasons import FAULTS
 from pipeline.detectors.samia import prefix_and_reference
@@ -24,6 +20,10 @@ from pipeline.stages.registry import ANSWER_FOLDERS, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.audit import RunResult
+from tests.helpers.commands import ended, refusal
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import MakeAudit, sentence, write_audit
+from tests.helpers.openai_server import Said, openai_server
 
 AUDIT = [sentence(i) for i in range(20)]
 UNSEEN = [sentence(1000 + i) for i in range(14)]

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bounded_memory import run_within
-from made_up import sentence
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
@@ -17,6 +16,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from tests.helpers.made_up import sentence
 
 
 def shards_of(path: Path, **resources: int) -> list[Shard]:

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from commands import ended
-from made_up import write_audit
 from stores import RUBBISH
 
 from pipeline.errors import UserError
 from pipeline.store.attempts import AttemptLog, interrupted_work
 from pipeline.store.files import Store
+from tests.helpers.commands import ended
+from tests.helpers.made_up import write_audit
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clusters import output_of
-from made_up import sentence
 
 from pipeline.answers.selected import ORDER, STRENGTH, write_selected
 from pipeline.corpus.known_texts import repeated_ids
@@ -33,6 +31,8 @@ from pipeline.store.external_sort import ROWS, SortedRows
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import bundles, map_shards, packed, shards_in
+from tests.helpers.clusters import output_of
+from tests.helpers.made_up import sentence
 
 MANY = 200_000
 SHARD = Shard("audit-0", "audit", "a.jsonl", "/a.jsonl", "jsonl", 0, 9, 0, None, "c", "text", None, None)

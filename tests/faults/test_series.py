@@ -7,9 +7,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from commands import here
-from finished import selection_digest
-from made_up import MakeAudit, sentence, write_jsonl
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -23,6 +20,9 @@ from pipeline.trial.config import TrialConfig
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
+from tests.helpers.commands import here
+from tests.helpers.finished import selection_digest
+from tests.helpers.made_up import MakeAudit, sentence, write_jsonl
 
 SELECTION = {"name": "members", "detectors": ["loss"], "procedure": "bh"}
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from claimed_device import ClaimedDevices, in_place, real
 from packaging.requirements import Requirement
-from picture_models import SAVE, random_pictures
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
@@ -27,6 +25,8 @@ from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.gradient import gradient_coverage, gradient_norms
 from pipeline.passes.picture_forward import describe, forward_pictures
 from pipeline.passes.statistics import PARTS
+from tests.helpers.claimed_device import ClaimedDevices, in_place, real
+from tests.helpers.picture_models import SAVE, random_pictures
 
 IDS = [list(range(1, 60)), list(range(3, 50)), list(range(9, 30))]
 STATISTICS = frozenset({"log_prob", "mean", "variance", "m_entropy"})

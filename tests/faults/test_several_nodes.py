@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from clusters import output_of
-from finished import run, selection_digest
-from made_up import MakeAudit
 
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.clusters import output_of
+from tests.helpers.finished import run, selection_digest
+from tests.helpers.made_up import MakeAudit
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import until
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.run.machine import may_need_cluster
+from tests.helpers.clusters import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a child dies with its parent on Linux alone")
 

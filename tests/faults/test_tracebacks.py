@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from clusters import free_port
-from commands import printed, refusal
-from finished import rows
-from made_up import MakeAudit, sentence
-from object_store import object_store
 
 from pipeline.errors import UserError
 from pipeline.store.files import Store
+from tests.helpers.clusters import free_port
+from tests.helpers.commands import printed, refusal
+from tests.helpers.finished import rows
+from tests.helpers.made_up import MakeAudit, sentence
+from tests.helpers.object_store import object_store
 
 DEEP = "[" * 20_000 + "]" * 20_000
 DIGITS = "7" * 5000

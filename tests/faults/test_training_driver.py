@@ -6,9 +6,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import output_of
-from finished import files_in
-from made_up import sentence
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import BusyError
@@ -17,6 +14,9 @@ from pipeline.store.files import Store
 from pipeline.training.train import FinetuneConfig
 from ray_jobs import finetune
 from ray_jobs.finetune import AdapterJob, train_adapters
+from tests.helpers.clusters import output_of
+from tests.helpers.finished import files_in
+from tests.helpers.made_up import sentence
 
 TEXTS = [sentence(i) for i in range(12)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import zstandard
 from bounded_memory import run_within
-from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import sentence
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
@@ -22,6 +20,8 @@ from pipeline.corpus import unpacking
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.inputs import find_inputs, plan_shards
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
 
 LINES = [json.dumps({"text": sentence(number)}) + "\n" for number in range(300)]
 PLAIN = "".join(LINES).encode()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 from bounded_memory import run_within
-from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import MOST_BYTES, build, load_yaml
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
+from tests.helpers.commands import user_error
 
 LAUGHS = "a: &a [lol, lol]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(20)

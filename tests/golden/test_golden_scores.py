@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-from golden_values import ABSOLUTE, RELATIVE
 
 from pipeline.detectors.base import Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
+from tests.helpers.golden_values import ABSOLUTE, RELATIVE
 
 SHARES = [0.1, 0.2, 0.3, 0.5, 1.0]
 COLUMNS = {

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import free_port, until, words_of
-from commands import refusal
-from made_up import MakeAudit, sentence
 
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
+from tests.helpers.clusters import free_port, until, words_of
+from tests.helpers.commands import refusal
+from tests.helpers.made_up import MakeAudit, sentence
 
 SEENSET = [sys.executable, "-m", "ray_jobs.cli"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from made_up import sentence, write_columns
 
 from docs.blocks import ROOT, Block, all_pages, blocks
 from ray_jobs.cli import app, main
+from tests.helpers.made_up import sentence, write_columns
 
 COUNTS = {"audit": 60, "unseen": 40, "seen": 40, "labelled": 80, "documents": 240}
 LENGTHS = {"audit": 30, "unseen": 20, "seen": 30, "labelled": 20, "documents": 20}

@@ -12,11 +12,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from clusters import until
-from commands import ended, user_error
-from finished import rows, run
-from made_up import MakeAudit, sentence
-from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.corpus.documents import read_shard, text_digest
@@ -38,6 +33,11 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import ANSWER_FOLDERS, open_endpoint, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
+from tests.helpers.clusters import until
+from tests.helpers.commands import ended, user_error
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import MakeAudit, sentence
+from tests.helpers.openai_server import openai_server
 
 KEY = "sk-sesame-1f2e3d"
 STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import here
-from finished import rows
-from made_up import MakeAudit, sentence, write_corpus, write_rows
+
+from tests.helpers.commands import here
+from tests.helpers.finished import rows
+from tests.helpers.made_up import MakeAudit, sentence, write_corpus, write_rows
 
 
 def test_labelled_documents_are_scored_once_and_compared(

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from clusters import python
-from commands import ended, printed
-from made_up import MakeAudit, sentence
+
+from tests.helpers.clusters import python
+from tests.helpers.commands import ended, printed
+from tests.helpers.made_up import MakeAudit, sentence
 
 
 def test_an_incomplete_run_exits_with_3_and_keeps_it_in_its_status(

@@ -8,8 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from finished import files_in
-from made_up import sentence
 from safetensors.torch import load_file
 
 from pipeline.config.models import ModelConfig
@@ -21,6 +19,8 @@ from pipeline.training.steps import read_zero_settings
 from pipeline.training.train import FinetuneConfig, train
 from ray_jobs import finetune
 from ray_jobs.finetune import AdapterJob, train_adapters, zero_for
+from tests.helpers.finished import files_in
+from tests.helpers.made_up import sentence
 
 TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)

@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from finished import rows, run, run_trial, written
-from made_up import MakeAudit, sentence, write_jsonl
 
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
@@ -19,6 +17,8 @@ from pipeline.passes.forward import forward
 from pipeline.run.machine import ActorShape, Node
 from pipeline.trial.config import build_trial
 from ray_jobs.finetune import AdapterJob, trainings_beside
+from tests.helpers.finished import rows, run, run_trial, written
+from tests.helpers.made_up import MakeAudit, sentence, write_jsonl
 
 pytestmark = pytest.mark.floating_point
 

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from finished import rows, run
-from golden_values import ABSOLUTE, RELATIVE
-from made_up import MakeAudit
+
+from tests.helpers.finished import rows, run
+from tests.helpers.golden_values import ABSOLUTE, RELATIVE
+from tests.helpers.made_up import MakeAudit
 
 SHARES = [0.1, 0.2, 0.3, 0.5, 1.0]
 COLUMNS = {"loss": "loss", "zlib": "zlib", "lowercase": "lowercase"}

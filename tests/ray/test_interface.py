@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from made_up import MakeAudit, sentence, write_jsonl
 
 import seenset
+from tests.helpers.made_up import MakeAudit, sentence, write_jsonl
 
 
 def test_an_audit_takes_a_path_a_mapping_or_a_config_and_says_the_same(

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import refusal, user_error
-from finished import rows, run, written
-from made_up import MakeAudit, sentence
-from tiny_t5 import save_tiny_t5
 
 from benchmarks.small_model import save_small_model
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
+from tests.helpers.commands import refusal, user_error
+from tests.helpers.finished import rows, run, written
+from tests.helpers.made_up import MakeAudit, sentence
+from tests.helpers.tiny_t5 import save_tiny_t5
 
 DETECTORS = ["loss", {"knockoff": {"base": "loss", "draws": [1, 3]}}]
 SELECTIONS = [{"name": "w", "detectors": ["knockoff(base=loss, draws=3)"], "procedure": "ktd", "alpha": 0.2}]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import until
-from finished import run
-from made_up import MakeAudit, sentence
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from ray_jobs.actors import COUNTERS, LABELS, WORKERS, run_label
+from tests.helpers.clusters import until
+from tests.helpers.finished import run
+from tests.helpers.made_up import MakeAudit, sentence
 
 NAMES = {f"ray_{name}_total" for name in COUNTERS} | {f"ray_{WORKERS}"}
 NODE_LABEL = "NodeAddress"

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from clusters import until
-from commands import here
-from finished import selection_digest
-from picture_models import picture_audit, write_pictures
+
+from tests.helpers.clusters import until
+from tests.helpers.commands import here
+from tests.helpers.finished import selection_digest
+from tests.helpers.picture_models import picture_audit, write_pictures
 
 GIVEN = "loss(part=description, caption=given)"
 

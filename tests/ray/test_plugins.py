@@ -11,9 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from clusters import start_cluster
-from finished import rows, run
-from made_up import MakeAudit, write_audit
 from rich.console import Console
 
 from pipeline.config.models import ModelConfig
@@ -25,6 +22,9 @@ from pipeline.plan.description import load_config
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.supervisor import note_cluster
+from tests.helpers.clusters import start_cluster
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import MakeAudit, write_audit
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import recorder
 from ray import cloudpickle
-from recorder import Recorder, letters, shards_of, stage_of
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.models.unchanged import ModelDigests
 from pipeline.stages.events import Failure
 from pipeline.store.receipts import Receipt
 from ray_jobs.actors import map_shards
+from tests.helpers import recorder
+from tests.helpers.recorder import Recorder, letters, shards_of, stage_of
 
 
 @pytest.fixture(autouse=True)

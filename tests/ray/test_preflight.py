@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import MakeAudit
-from two_nodes import on_two_nodes
 
 from cluster.preflight import CHECKS
+from tests.helpers.made_up import MakeAudit
+from tests.helpers.two_nodes import on_two_nodes
 
 
 @pytest.mark.slow

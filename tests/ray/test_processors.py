@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_up import MakeAudit
-from two_nodes import on_two_nodes
 
 from pipeline.models.arithmetic import FLAGS_VARIABLE
 from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
+from tests.helpers.made_up import MakeAudit
+from tests.helpers.two_nodes import on_two_nodes
 
 pytestmark = pytest.mark.floating_point
 

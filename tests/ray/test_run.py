@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands import user_error
-from finished import run, selection_digest
-from made_up import MakeAudit, sentence, write_audit, write_jsonl
 from rich.console import Console
 
 from pipeline.errors import ExitCode, IncompleteError, UserError
@@ -20,6 +17,9 @@ from pipeline.run.status import run_status
 from ray_jobs import start
 from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter
+from tests.helpers.commands import user_error
+from tests.helpers.finished import run, selection_digest
+from tests.helpers.made_up import MakeAudit, sentence, write_audit, write_jsonl
 
 Rerun = Callable[..., RunResult]
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
-from finished import rows, run, written
-from made_up import MakeAudit, sentence
 
 from pipeline.detectors.samia import samia_score
+from tests.helpers.commands import user_error
+from tests.helpers.finished import rows, run, written
+from tests.helpers.made_up import MakeAudit, sentence
 
 STAGE = "sample/ratio0.5_t1_k50_p1_reference"
 SETTINGS: dict[str, Any] = {

@@ -13,10 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
-from finished import refile, score_run, with_column
-from made_up import write_corpus
-from signed import file_blind_test, sign
 
 from benchmarks.small_model import WORDS
 from pipeline.corpus import keys
@@ -29,6 +25,10 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt
 from ray_jobs import select as job
 from ray_jobs.select import select_again
+from tests.helpers.commands import user_error
+from tests.helpers.finished import refile, score_run, with_column
+from tests.helpers.made_up import write_corpus
+from tests.helpers.signed import file_blind_test, sign
 
 BOTH = ["loss", "zlib"]
 ONE = ["zlib"]

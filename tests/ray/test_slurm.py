@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import until
-from finished import run, selection_digest
-from made_up import MakeAudit, sentence
+
+from tests.helpers.clusters import until
+from tests.helpers.finished import run, selection_digest
+from tests.helpers.made_up import MakeAudit, sentence
 
 SCRIPT = str(files("cluster").joinpath("slurm/seenset.sbatch"))
 SCAN = str(files("cluster").joinpath("kuberay/setup/scan.sh"))

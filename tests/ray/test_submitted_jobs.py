@@ -12,9 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from clusters import free_port, shared_cluster, until
-from finished import run, selection_digest
-from made_up import MakeAudit, sentence
+
+from tests.helpers.clusters import free_port, shared_cluster, until
+from tests.helpers.finished import run, selection_digest
+from tests.helpers.made_up import MakeAudit, sentence
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads the processes of Linux")]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]

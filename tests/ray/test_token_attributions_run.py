@@ -9,9 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from finished import run
-from made_up import sentence, write_audit
-from signed import sign
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.answers.top_documents import TokenAttributions, attributions_file, read_attributions
@@ -24,6 +21,9 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt
 from ray_jobs.select import select_again
 from ray_jobs.token_attributions import token_reader
+from tests.helpers.finished import run
+from tests.helpers.made_up import sentence, write_audit
+from tests.helpers.signed import sign
 
 AUDIT = [sentence(i, 60 if i % 3 == 0 else 12) for i in range(60)]
 AUDIT[0] = f"Été, 数据 {AUDIT[0]}"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from finished import run_trial, written
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.trial.config import load_trial
 from pipeline.trial.trial import TrialOutcome
+from tests.helpers.finished import run_trial, written
 
 
 def column(part: str, caption: str = "given") -> str:

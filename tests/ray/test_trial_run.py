@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended
-from finished import run_trial, written
-from made_up import sentence, write_jsonl
 from rich.console import Console
 
 from pipeline.training import train as train_module
 from pipeline.trial.config import load_trial
 from pipeline.trial.trial import TrialOutcome
 from ray_jobs import progress
+from tests.helpers.commands import ended
+from tests.helpers.finished import run_trial, written
+from tests.helpers.made_up import sentence, write_jsonl
 
 pytestmark = pytest.mark.floating_point
 

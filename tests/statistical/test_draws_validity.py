@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from made_up_items import TEMPLATE, Row, draws_of_items, make_items, write_rows
 from scipy.stats import kstest
 
 from pipeline.config.corpus import CorpusConfig
@@ -33,6 +32,7 @@ from pipeline.selection.version_scores import (
     preference_residuals,
     redraw_p_value,
 )
+from tests.helpers.made_up_items import TEMPLATE, Row, draws_of_items, make_items, write_rows
 
 LETTERS = "ABCDEFG"
 ORDERS = 24

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from finished import refile, run, score_run, with_column
-from made_up import sentence, write_audit, write_corpus
-from signed import file_blind_test
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.bundle.container import INDEX, pack_members, unpack
@@ -23,6 +20,9 @@ from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, Receipt, sealed
 from ray_jobs.select import give_verdict, select_again
+from tests.helpers.finished import refile, run, score_run, with_column
+from tests.helpers.made_up import sentence, write_audit, write_corpus
+from tests.helpers.signed import file_blind_test
 
 ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)
 ASKED: dict[str, dict[str, Any]] = {

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from finished import refile, run, with_column
-from made_up import sentence, write_audit, write_jsonl
-from signed import sign
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.plan.description import build_config
 from pipeline.run.manifest import read_run
 from pipeline.run.scored import each_in_turn, read_scored
 from pipeline.store.files import Store
+from tests.helpers.finished import refile, run, with_column
+from tests.helpers.made_up import sentence, write_audit, write_jsonl
+from tests.helpers.signed import sign
 
 ITEMS, KNOWN = 60, 99
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import user_error
-from made_up import write_rows
 from rich.console import Console
-from signed import sign_status
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
@@ -32,6 +29,9 @@ from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt
 from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter
 from ray_jobs.select import select_again
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import write_rows
+from tests.helpers.signed import sign_status
 
 
 def text_of(number: int) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ended, user_error
 
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
@@ -26,6 +25,7 @@ from pipeline.plan.description import build_config
 from pipeline.run.dtypes import WorkerFacts, decide_types, read_arithmetic, with_types
 from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
+from tests.helpers.commands import ended, user_error
 
 pytestmark = pytest.mark.floating_point
 

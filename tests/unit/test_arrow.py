@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
 import yaml
-from commands import user_error
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig
@@ -29,6 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.export.request import RowMarks
 from pipeline.plan.starter import audit_starter
+from tests.helpers.commands import user_error
 
 TEXTS = [f"Document {number} tells of the number {number * number} at some length." for number in range(60)]
 KINDS = [(kind, codec) for kind in ("stream", "file") for codec in (None, "lz4", "zstd")]

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, picture_audit
 from PIL import Image
 
 from pipeline.checks.blind import PictureLooks, blind, blind_test, picture_features, read_picture_looks
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
+from tests.helpers.picture_models import encoded, picture_audit
 
 COUNT = 120
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from picture_models import SAVE, random_pictures
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -21,6 +20,7 @@ from pipeline.models.picture_prompts import picture_prompt, picture_token
 from pipeline.passes import budget
 from pipeline.passes.budget import Budget, Card, pass_budget, read_shape
 from pipeline.passes.gradient import _Sweep
+from tests.helpers.picture_models import SAVE, random_pictures
 
 GIB = 1 << 30
 

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from bundle_runs import ASKED, asked, forged, in_first, scored_run
-from commands import ended, refusal, user_error
-from finished import with_column
-from made_up import sentence
-from marked_runs import write_audit, write_texts
 
 from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
 from pipeline.bundle.verify import verify_bundle
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
+from tests.helpers.commands import ended, refusal, user_error
+from tests.helpers.finished import with_column
+from tests.helpers.made_up import sentence
+from tests.helpers.marked_runs import write_audit, write_texts
 
 
 @pytest.fixture(scope="module")

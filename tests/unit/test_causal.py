@@ -11,8 +11,6 @@ import tokenizers
 import torch
 import transformers
 from causal_models import OWN, PlainTokenizer, tiny_config, tiny_model
-from commands import user_error
-from picture_models import SAVE
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import seenset
@@ -22,6 +20,8 @@ from pipeline.models.copies import few_layers
 from pipeline.models.load import check_model, open_model, open_paraphraser, open_picture_model
 from pipeline.models.opened import LanguageModel
 from pipeline.models.probe import check_causal, choose_reader, float32_fault
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import SAVE
 
 CAUSAL = (
     "arcee", "bamba", "biogpt", "bloom", "codegen", "cohere", "cohere2", "ctrl", "dbrx", "deepseek_v2", "deepseek_v3",

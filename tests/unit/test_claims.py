@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import user_error
-from made_up_scans import scan_config, scan_scores, scan_summary
 
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.plugins import load_plugins, read_plugins
@@ -18,6 +16,8 @@ from pipeline.series.claims import check_ledger, claim_slots, file_result, scan_
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry, entry_file
+from tests.helpers.commands import user_error
+from tests.helpers.made_up_scans import scan_config, scan_scores, scan_summary
 
 Config = Callable[..., AuditConfig]
 

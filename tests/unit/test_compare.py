@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import here, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied, first_run
-from made_up import sentence
 
 from pipeline.selection.guarantees import ConclusionValue
+from tests.helpers.commands import here, refusal
+from tests.helpers.made_up import sentence
 
 SEEN_BY_A = np.arange(ITEMS) < 25
 SEEN_BY_B = (np.arange(ITEMS) >= 15) & (np.arange(ITEMS) < 35)

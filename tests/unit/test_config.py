@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import user_error
 
 from pipeline.plan.description import build_config, load_config
+from tests.helpers.commands import user_error
 
 
 def audit(**changes: Any) -> dict[str, Any]:

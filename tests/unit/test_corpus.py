@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import make_excerpt, make_excerpts
 from pipeline.corpus.shard import Shard
+from tests.helpers.commands import user_error
 
 TEXTS = [f"Document number {i} " + "says a little more " * (i % 9) for i in range(300)]
 

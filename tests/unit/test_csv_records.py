@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import here, refusal, user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +34,7 @@ from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks
 from pipeline.plan.preflight import plan_checks
 from pipeline.run.plan import make_plan
+from tests.helpers.commands import here, refusal, user_error
 
 ROWS = [f"d{number},a text of plain words number {number}" for number in range(60)]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import AuditConfig
@@ -27,6 +26,7 @@ from pipeline.run.plan import make_plan
 from pipeline.stages.local import finish_shards
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
+from tests.helpers.made_up import write_corpus
 
 TEXTS = {
     f"{role}-{at}": " ".join(WORDS[i] for i in np.random.default_rng([place, at]).integers(len(WORDS), size=8 + at))

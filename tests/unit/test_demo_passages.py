@@ -2,12 +2,12 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import user_error
 
 from examples.demo import demo
 from examples.demo.passages import Passage, clean_passage, dependencies, distinct, gather_passages
 from pipeline.errors import UserError
 from pipeline.trial.config import load_trial
+from tests.helpers.commands import user_error
 
 PACKAGES = ("numpy", "click", "fsspec", "networkx")
 WORDS = "The quick brown fox jumps over the lazy dog while seven others watch it from afar and wonder"

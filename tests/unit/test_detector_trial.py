@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import write_rows
 
 from examples.trials import detectors
 from examples.trials.detectors import Cost, Sizes, groups_of, known_detectors, run_detectors
 from pipeline.detectors.base import detector_names
 from pipeline.detectors.registry import parse_detectors
+from tests.helpers.made_up import write_rows
 
 WORDS = ("the", "model", "reads", "a", "text", "twice", "and", "writes", "what", "it", "has", "seen", "before", "now")
 

@@ -5,13 +5,13 @@ import zlib
 
 import pytest
 import torch
-from commands import user_error
 
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, REFERENCE, Evidence, Pass, is_detector, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.passes.forward import RENYI_ORDERS, TokenStatistics
 from pipeline.passes.statistics import MODIFIED_ORDERS
+from tests.helpers.commands import user_error
 
 COUNTS = (12, 1, 7)
 TEXTS = [" ".join(f"{i * i % 127:b}" for i in range(100)), "é", "the third"]  # the first is longer at level 7

@@ -11,9 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import ended, user_error
-from picture_models import save_llava, write_pictures
-from tiny_t5 import save_tiny_t5
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
@@ -23,6 +20,9 @@ from pipeline.run.plan import make_plan
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended, user_error
+from tests.helpers.picture_models import save_llava, write_pictures
+from tests.helpers.tiny_t5 import save_tiny_t5
 
 ROLES = ("audit", "unseen", "seen")
 ALL = set(detector_names())

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from finished import score_run
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import DetectorEntry
@@ -25,6 +24,7 @@ from pipeline.passes.forward import TokenStatistics, forward
 from pipeline.plan.description import load_config
 from pipeline.stages.registry import forward_passes
 from pipeline.store.receipts import read_receipts
+from tests.helpers.finished import score_run
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j * j) % len(WORDS)] for j in range(2 + 5 * i % 61)) for i in range(32)]
 ENTRIES: list[DetectorEntry] = [

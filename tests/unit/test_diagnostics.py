@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import write_audit, write_corpus
 from test_blind_validity import Means
 
 from pipeline.checks import blind_text as wording
@@ -17,6 +16,7 @@ from pipeline.plan.description import load_config
 from pipeline.run.next_step import after_blind
 from pipeline.run.plan import make_plan
 from pipeline.run.summary import BlindDiagnostic
+from tests.helpers.made_up import write_audit, write_corpus
 
 WORDS = [f"word{i}" for i in range(400)]
 

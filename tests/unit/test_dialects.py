@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import user_error
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
@@ -25,6 +24,7 @@ from pipeline.export.request import RowMarks
 from pipeline.plan.preflight import PLAN, check_documents, plan_checks
 from pipeline.plan.starter import audit_starter
 from pipeline.run.plan import make_plan
+from tests.helpers.commands import user_error
 
 TEXTS = [f"{number} cafés à l\u2019hôtel d'été, en forêt; ¡voilà!" for number in range(60)]
 SETTINGS = {"utf-16": "utf-16", "utf-16-be": "utf-16-be", "cp1252": "windows-1252", "iso8859-1": "latin1"}

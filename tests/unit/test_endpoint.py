@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint import client
@@ -18,6 +17,7 @@ from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
 from pipeline.stages.base import Questions
 from pipeline.stages.registry import request_sizes
+from tests.helpers.openai_server import openai_server
 
 KEY = "sk-sesame-1f2e3d"
 

@@ -9,7 +9,6 @@ from typing import Any
 import endpoint_dialects as dialects
 import pytest
 from endpoint_dialects import GOOD, Respond, adapter_tokens, echo, refused
-from openai_server import openai_server
 
 from pipeline.config.models import EndpointConfig
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage
@@ -20,6 +19,7 @@ from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt, find_form
 from pipeline.stages.base import StagePlan
 from pipeline.stages.registry import check_stages, plan_stages
+from tests.helpers.openai_server import openai_server
 
 TEXTS = (
     "The harbour office wrote letters about ropes and tar.",

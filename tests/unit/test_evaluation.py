@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from finished import score_run
-from made_up import sentence, write_rows
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from test_report import Page
@@ -26,6 +24,8 @@ from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.tables import evaluation_table, page_table
 from pipeline.run.records import read_record
 from pipeline.run.scored import Scored, read_scored
+from tests.helpers.finished import score_run
+from tests.helpers.made_up import sentence, write_rows
 
 SCRIPT = "<script>alert('group')</script>"
 MARKUP = "[/bold] [red]"

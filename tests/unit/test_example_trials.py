@@ -9,8 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import ended
-from marked_runs import EDITABLE
 from PIL import Image
 from transformers import AutoProcessor, LlamaForCausalLM, LlavaForConditionalGeneration
 
@@ -23,6 +21,8 @@ from examples.trials.systems import object_columns
 from pipeline.training.train import FinetuneConfig
 from pipeline.trial.config import Point, TrialConfig, load_trial
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
+from tests.helpers.commands import ended
+from tests.helpers.marked_runs import EDITABLE
 
 SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion")
 FOLDER = Path(__file__).parents[2] / "examples/trials"

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import printed
-from made_up import sentence, write_audit
 
 from pipeline.errors import ExitCode
 from pipeline.run import machine
+from tests.helpers.commands import printed
+from tests.helpers.made_up import sentence, write_audit
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 

@@ -22,10 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from export_runs import export, finished_run, refusal, whole_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import sentence, write_rows
 
 from pipeline.config.corpus import Dialect, LimitsConfig
 from pipeline.corpus.documents import read_shard
@@ -35,6 +33,8 @@ from pipeline.corpus.formats.csv_file import CSV
 from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, withdraw_receipt, write_receipt
+from tests.helpers.export_runs import export, finished_run, refusal, whole_shard
+from tests.helpers.made_up import sentence, write_rows
 
 TEXTS = [
     f"<b>&amp; {sentence(i)}" + '\u2028 "quoted", é\u0301 \U0001f600' * (i % 2) + "\n\nwith a line" * (i % 5 == 0)

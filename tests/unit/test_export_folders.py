@@ -10,13 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from commands import here
-from commands import refusal as one_line
-from export_runs import export, finished_run, refusal
-from finished import refile, with_column
-from made_up import sentence, write_rows
-from report_run import amend
-from signed import sign
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
@@ -29,6 +22,13 @@ from pipeline.run.manifest import read_manifest, read_run, write_manifest
 from pipeline.run.scored import read_scored
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
+from tests.helpers.commands import here
+from tests.helpers.commands import refusal as one_line
+from tests.helpers.export_runs import export, finished_run, refusal
+from tests.helpers.finished import refile, with_column
+from tests.helpers.made_up import sentence, write_rows
+from tests.helpers.report_run import amend
+from tests.helpers.signed import sign
 
 
 @pytest.fixture(scope="module")

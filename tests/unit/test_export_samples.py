@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from export_runs import export, finished_run, refusal
-from made_up import sentence, write_rows
+
+from tests.helpers.export_runs import export, finished_run, refusal
+from tests.helpers.made_up import sentence, write_rows
 
 
 def benchmark(folder: Path, groups: list[str | None], **columns: list[Any]) -> Path:

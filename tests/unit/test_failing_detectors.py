@@ -8,9 +8,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from commands import printed, user_error
-from finished import rows
-from made_up import sentence, write_audit
 
 from pipeline.checks import plugin_checks
 from pipeline.checks.plugin_checks import LENGTHS, check_plugins, made_up_evidence
@@ -21,6 +18,9 @@ from pipeline.plan.description import build_config
 from pipeline.stages.events import kind_of_message
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import printed, user_error
+from tests.helpers.finished import rows
+from tests.helpers.made_up import sentence, write_audit
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 

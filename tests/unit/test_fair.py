@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_up import sentence, write_rows
 from transformers import AutoTokenizer
 
 from examples.papers.fair import driver
@@ -19,6 +18,7 @@ from pipeline.detectors.base import detector_names
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from seenset import open_run
+from tests.helpers.made_up import sentence, write_rows
 
 DOCUMENTS = 160
 

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_run import SCRIPT, amend, build_run
 
 from pipeline.answers.selected import MOST_GROUPS, AlphaCurve, GroupCounts, GroupTally, alpha_curve
 from pipeline.config.selection import SelectionConfig
@@ -24,6 +23,7 @@ from pipeline.selection.engine import answer
 from pipeline.selection.folds import EMPTY, Answer, RoleScores, SelectionInput, run_queries
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.schedule import Level
+from tests.helpers.report_run import SCRIPT, amend, build_run
 
 MOST_BYTES = 60_000
 

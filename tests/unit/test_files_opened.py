@@ -87,7 +87,7 @@ def japanese(tiny: Path, folder: Path) -> dict[str, Any]:
 
 
 def pictures(tiny: Path, folder: Path) -> dict[str, Any]:
-    from picture_models import save_llava
+    from tests.helpers.picture_models import save_llava
 
     save_llava(folder)
     (folder / "video_preprocessor_config.json").write_text("{}")
@@ -112,7 +112,7 @@ def templates(folder: Path) -> None:
 
 
 def rewriter(tiny: Path, folder: Path) -> dict[str, Any]:
-    from tiny_t5 import save_tiny_t5
+    from tests.helpers.tiny_t5 import save_tiny_t5
 
     save_tiny_t5(folder)
     (folder / "spiece.model.old").write_text("{}")

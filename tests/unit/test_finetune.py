@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import user_error
 from pydantic import ValidationError
 from safetensors.torch import load
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -17,6 +16,7 @@ from pipeline.models.load import open_model
 from pipeline.training import train as trainings
 from pipeline.training.memory import batch_loss, split_passes
 from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, encode, train
+from tests.helpers.commands import user_error
 
 pytestmark = pytest.mark.floating_point
 

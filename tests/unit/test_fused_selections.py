@@ -7,7 +7,6 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from pipeline.selection.engine import Scores, Verdict, answer_all
 from pipeline.selection.procedures.adadetect import fit_discriminant, fit_score
 from pipeline.selection.procedures.known import known_scores
 from pipeline.selection.thresholds import Moments
+from tests.helpers.commands import user_error
 
 
 def verdict_of(

@@ -10,7 +10,6 @@ from operator import add
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from pipeline.selection.procedures.td4eval import find_fused_threshold as find_t
 from pipeline.selection.procedures.td4eval import fuse, p_value_places, rounded_up, statistic, symmetric_weights
 from pipeline.selection.procedures.td4eval import fusion_weights as weights
 from pipeline.selection.thresholds import Threshold
+from tests.helpers.commands import user_error
 
 TENTH = Fraction(1, 10)
 ONE_BITS = 0x3F800000

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from commands import user_error
 from gguf_files import write_gguf
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.models.checkpoints import _set_scaling
 from pipeline.models.load import check_model, open_model
 from pipeline.models.opened import LanguageModel
+from tests.helpers.commands import user_error
 
 IDS = torch.tensor([[5, 9, 13, 17, 21, 3, 7, 33, 41, 5, 6, 12] * 4])
 DIVISORS = [1.0, 1.5, 4.0, 8.0]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from architectures import GPT2, LLAMA, OPT, SIZES, HalvedLogits, documents
-from finished import score_run
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -23,6 +22,7 @@ from pipeline.passes.gradient import gradient_coverage, gradient_norms
 from pipeline.plan.description import load_config
 from pipeline.plan.forecast import forecast
 from pipeline.store.receipts import read_receipts
+from tests.helpers.finished import score_run
 
 COVERED = {
     "llama": ("llama", LLAMA),

@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from commands import here
 from typer.main import get_command
 
 from ray_jobs.cli import GROUPS, app
+from tests.helpers.commands import here
 
 ORDER = {
     "Audit": ["init", "plan", "run", "status", "select", "report"],

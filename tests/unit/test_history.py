@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import ended
-from finished import run, score_run
-from made_up import sentence, write_audit
-from signed import file_blind_test, sign
 
 import seenset
 from pipeline.errors import UserError
@@ -25,6 +21,10 @@ from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal
 from ray_jobs.select import select_again
+from tests.helpers.commands import ended
+from tests.helpers.finished import run, score_run
+from tests.helpers.made_up import sentence, write_audit
+from tests.helpers.signed import file_blind_test, sign
 
 APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)

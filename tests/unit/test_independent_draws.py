@@ -12,8 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from bundle_runs import forged, in_every, in_first
-from commands import ended
-from made_up_items import (
+
+import seenset
+from pipeline.bundle.container import RefutedError
+from pipeline.bundle.verify import verify_bundle
+from pipeline.checks.draws import VersionDraws
+from pipeline.store.files import Store
+from seenset.versions import Versions
+from tests.helpers.commands import ended
+from tests.helpers.made_up_items import (
     TEMPLATE,
     Row,
     draws_of_items,
@@ -23,14 +30,7 @@ from made_up_items import (
     name,
     write_rows,
 )
-from marked_runs import run_here, versions_audit, write_texts
-
-import seenset
-from pipeline.bundle.container import RefutedError
-from pipeline.bundle.verify import verify_bundle
-from pipeline.checks.draws import VersionDraws
-from pipeline.store.files import Store
-from seenset.versions import Versions
+from tests.helpers.marked_runs import run_here, versions_audit, write_texts
 
 
 def used(draws: VersionDraws, rows: list[Row]) -> list[str]:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import JoinedRuns, refuse_different
 from pipeline.report.contents import common_folder
 from pipeline.store import external_sort as pieces
+from tests.helpers.commands import user_error
 
 
 def joined(runs: Sequence[Sequence[tuple[str, int]]], chunk: int = 7) -> JoinedRuns:

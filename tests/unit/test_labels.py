@@ -10,7 +10,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
 
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, fetch_texts, read_shard
@@ -18,6 +17,7 @@ from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.plan.description import build_config, build_evaluation
 from pipeline.run.plan import make_plan
+from tests.helpers.commands import user_error
 
 N = 240
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import user_error
 from fsspec import AbstractFileSystem
 
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry, entry_file, read_ledger
 from pipeline.store.receipts import sealed
+from tests.helpers.commands import user_error
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import torch
 import transformers
 from architectures import LLAMA, VOCABULARY
 from causal_models import PlainTokenizer
-from picture_models import random_pictures, save_llava
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -41,6 +40,7 @@ from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from pipeline.training.train import train
+from tests.helpers.picture_models import random_pictures, save_llava
 
 FEW = 16
 """Tokens up to which the first frequencies hold."""

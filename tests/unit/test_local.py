@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import user_error
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.models import ModelConfig
@@ -25,6 +24,7 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
+from tests.helpers.commands import user_error
 
 MakePlan = Callable[..., Plan]
 

@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import ended, here, user_error
-from marked_runs import write_audit
 
 from pipeline.errors import UserError
 from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, derived, mark_documents, shown_edits
+from tests.helpers.commands import ended, here, user_error
+from tests.helpers.marked_runs import write_audit
 
 TEXT = (
     'The color of it was not known. Although they often ran, {n} people said "the color is red" and `color` on '

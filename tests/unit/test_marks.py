@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import ended
-from made_up_items import TEMPLATE, Row, write_rows
-from marked_runs import finite_scores, run_here, versions_audit
 from scipy.stats import kstest
 
 from pipeline.config.corpus import CorpusConfig
@@ -24,6 +21,9 @@ from pipeline.corpus.options import cause_of, order_options
 from pipeline.corpus.shard import whole_shard
 from pipeline.selection.version_scores import preference_residuals, redraw_p_value
 from pipeline.store.files import Store
+from tests.helpers.commands import ended
+from tests.helpers.made_up_items import TEMPLATE, Row, write_rows
+from tests.helpers.marked_runs import finite_scores, run_here, versions_audit
 
 TEXTS = ("red as rust", "blue", "green", "grey")
 MARKS: list[tuple[str, Any]] = [

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from commands import user_error
 from test_density_ratio import texts
 from test_preflight_checks import planned
 
@@ -16,6 +15,7 @@ from pipeline.plan.description import build_config
 from pipeline.plan.matching import telling_words, write_matched
 from pipeline.plan.preflight import plan_checks
 from pipeline.run.plan import make_plan
+from tests.helpers.commands import user_error
 
 
 def dated(made: list[str], word: str, share: float, seed: int) -> list[str]:

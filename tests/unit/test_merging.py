@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from architectures import GPT2, LLAMA
-from commands import user_error
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -27,6 +26,7 @@ from pipeline.models.probe import is_exact, rounding_error
 from pipeline.models.sharing import Adapters
 from pipeline.passes.gradient import gradient_norms
 from pipeline.training.train import train
+from tests.helpers.commands import user_error
 
 IDS = torch.tensor([[5, 9, 13, 17, 21, 3, 7, 33, 41, 5, 6, 12]])
 FEW = ["q_proj", "down_proj"]

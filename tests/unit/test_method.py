@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ended
 
 import seenset
 from examples import method, method_data
+from tests.helpers.commands import ended
 
 
 @pytest.mark.floating_point

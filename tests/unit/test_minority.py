@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from finished import refile, run, with_column
-from made_up import write_audit, write_corpus
 
 from pipeline.checks.tail_check import one_role_p
 from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, sealed
 from ray_jobs.select import select_again
+from tests.helpers.finished import refile, run, with_column
+from tests.helpers.made_up import write_audit, write_corpus
 
 N, UNLIKE, MEMBERS = 240, 24, 30
 VOCABULARY = [f"word{number}" for number in range(400)]

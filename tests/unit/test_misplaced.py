@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import refusal, user_error
 
 from pipeline.config.misplaced import DATA_SUFFIXES
 from pipeline.corpus.formats import FORMATS
 from pipeline.plan.description import build_config, load_config
 from pipeline.store.files import Store
 from ray_jobs.cli import main
+from tests.helpers.commands import refusal, user_error
 
 AUDIT = """run: runs/first
 model: {path: model}

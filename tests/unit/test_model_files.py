@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import here, user_error
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,6 +21,7 @@ from pipeline.models.files import NEUTRAL, RARE_TOKENIZER_FILES, TOKENIZER_FILES
 from pipeline.models.load import fingerprint_model, open_model
 from pipeline.models.tokens import open_tokenizer
 from pipeline.passes.generate import Prompt, Sampling, continuations
+from tests.helpers.commands import here, user_error
 
 TEXT = "The river learns the garden letter."
 INDEX = "model.safetensors.index.json"

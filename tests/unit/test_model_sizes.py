@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import user_error
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
@@ -22,6 +21,7 @@ from pipeline.models.checkpoints import check_adapter, other_base
 from pipeline.models.load import check_model, fingerprint_model, open_model
 from pipeline.models.settings import check_kernels, check_sizes, gguf_header
 from pipeline.models.tokens import open_tokenizer
+from tests.helpers.commands import user_error
 
 HUGE = {
     "num_hidden_layers": (10**9, 10**4, -1, "12", 1e9, float("inf"), {"text": 10**9}),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import user_error
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
@@ -26,6 +25,7 @@ from pipeline.models.load import (
     open_paraphraser,
 )
 from pipeline.models.tokens import tokenize
+from tests.helpers.commands import user_error
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import user_error
-from made_up import sentence, write_jsonl
 
 from examples.trials import run
 from examples.trials.negative_control import VERDICT, count_alarms, exact_size
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.engine import Scores
 from pipeline.selection.shares import clopper_pearson
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence, write_jsonl
 
 BH = [SelectionConfig(name="bh", detectors=["loss"], procedure="bh", alpha=0.1, confidence=0.9)]
 

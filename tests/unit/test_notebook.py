@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from commands import user_error
 
 import seenset
 from pipeline.config.models import ModelConfig
@@ -18,6 +17,7 @@ from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.tokens import tokenize
 from pipeline.passes.forward import forward
+from tests.helpers.commands import user_error
 
 TEXTS = ["The river of the village.", "seven Letters and a Bridge", "history, " * 40, "winter morning"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from finished import run
-from made_up import sentence, write_audit
 
 from pipeline.answers.top_documents import read_attributions
 from pipeline.store.files import Store
+from tests.helpers.finished import run
+from tests.helpers.made_up import sentence, write_audit
 
 SHORT = [sentence(1000 + i, 10) for i in range(40)]
 LONG = [sentence(i, 60 + 37 * i % 50) for i in range(50)]  # of which zlib scores the longest highest

@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
-from export_runs import file_scores
-from made_up import write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.answers.select import ShardMap, select_all
@@ -25,6 +22,9 @@ from pipeline.run.scored import KEYS_SCHEMA, read_scored
 from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, withdraw_receipt
+from tests.helpers.commands import user_error
+from tests.helpers.export_runs import file_scores
+from tests.helpers.made_up import write_corpus
 
 LIST = "This is a list of people reported killed by the police in {}"
 HEADER = "licensed to everybody under the terms of the licence text {}"

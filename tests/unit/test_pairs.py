@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from commands import user_error
-from made_up import write_corpus
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -31,6 +29,8 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.registry import check_stages, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import write_corpus
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "of", "the", "model", "text"]
 TEXTS = [" ".join(WORDS[(i * k) % len(WORDS)] for k in range(1, 2 + i * 3 % 61)) for i in range(1, 41)]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from commands import ended, user_error
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import PanicError, is_panic
 from pipeline.models.load import check_model, open_model
 from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize, tokenize_each
 from pipeline.training.train import encode
+from tests.helpers.commands import ended, user_error
 
 BAD = "Q, the river and a stone"
 """A text at which the tokenizer of `panicking` panics."""

@@ -7,13 +7,13 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 import yaml
-from commands import ended, here, refusal, user_error
-from made_up import sentence, write_audit, write_rows
 
 from examples.papers import prepare
 from examples.papers.judge import error_and_power
 from pipeline.plan.description import load_config
 from pipeline.run.machine import Node, actor_shape, places
+from tests.helpers.commands import ended, here, refusal, user_error
+from tests.helpers.made_up import sentence, write_audit, write_rows
 
 FOLDER = Path(prepare.__file__).parent
 PAPERS = sorted(FOLDER.glob("*.yaml"))

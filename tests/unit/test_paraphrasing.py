@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import calls_of
-from commands import user_error
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import LanguageModel, Seq2SeqModel, open_model, open_paraphraser
@@ -21,6 +20,7 @@ from pipeline.passes.paraphrase import (
     piece_limit,
     split_text,
 )
+from tests.helpers.commands import user_error
 
 TEMPLATE = "{% for m in messages %}<eos>{{ m.role }}\n{{ m.content }}<eos>{% endfor %}\n{{ date_string }}\nassistant\n"
 WORDS = ("stone", "music", "paper", "garden", "village")

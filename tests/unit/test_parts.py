@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import user_error
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from pipeline.run.plan import make_plan
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
+from tests.helpers.commands import user_error
 
 Files = dict[str, str]
 Audit = Callable[..., AuditConfig]

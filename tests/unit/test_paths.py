@@ -8,7 +8,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
-from commands import user_error
 from pydantic import BaseModel
 
 from pipeline.config.audit import AuditConfig
@@ -22,6 +21,7 @@ from pipeline.plan.description import build_config, load_config
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, load_trial
+from tests.helpers.commands import user_error
 
 
 def write_rows(path: Path, *texts: str) -> None:

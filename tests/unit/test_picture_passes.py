@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from architectures import found_of, plain_statistics
-from commands import user_error
-from picture_models import SAVE, random_pictures, save_llava
 from torch import Tensor
 
 from pipeline.config.models import ModelConfig
@@ -20,6 +18,8 @@ from pipeline.passes.forward import find_tail
 from pipeline.passes.parts import PassSizes
 from pipeline.passes.picture_forward import describe, forward_pictures, pictures_in_parts, token_positions
 from pipeline.passes.statistics import PARTS, STATISTICS
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import SAVE, random_pictures, save_llava
 
 SIZES = [(40, 30), (64, 64), (30, 60), (56, 56), (33, 32)]
 DESCRIBED = [12, 5, 9, 2, 12]

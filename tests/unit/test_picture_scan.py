@@ -12,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import user_error
-from picture_models import encoded, random_pictures, save_qwen_vl
 
 import seenset
 from benchmarks.plain_loop import process
@@ -34,6 +32,8 @@ from pipeline.stages.picture_scoring import shown_pictures
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import encoded, random_pictures, save_qwen_vl
 
 PICTURES = random_pictures([(40, 30), (64, 64), (30, 60), (33, 32)] * 3, seed=5)
 CAPTIONS = [" ".join(["a red house", "the quiet river", "one tree"][: 1 + row % 3]) for row in range(len(PICTURES))]

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import user_error
-from picture_models import SAVE, encoded, random_pictures
 
 from examples.trials.pictures import make_model, make_pictures
 from pipeline.config.models import ModelConfig
@@ -21,6 +19,8 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.picture_prompts import caption_ids, padded_prompts, picture_prompt
 from pipeline.training import memory as memory_module
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train_pictures
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import SAVE, encoded, random_pictures
 
 pytestmark = pytest.mark.floating_point
 

@@ -14,8 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
-from picture_models import encoded, random_pictures
 from PIL import Image
 
 from pipeline.config.audit import ResourcesConfig
@@ -32,6 +30,8 @@ from pipeline.corpus.shard import Shard
 from pipeline.export.export_folder import ExportFolder
 from pipeline.export.request import RowMarks
 from pipeline.store.files import Store
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import encoded, random_pictures
 
 PICTURES = random_pictures([(40, 30), (20, 50), (33, 33)])
 PNG = [encoded(picture) for picture in PICTURES]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import user_error
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from pipeline.stages.base import Placement
 from pipeline.store.files import Store
 from ray_jobs.actors import ShardActor, actors
 from ray_jobs.cluster import versions_here
+from tests.helpers.commands import user_error
 
 NODES = st.lists(st.builds(Node, st.integers(0, 40).map(float), st.integers(0, 9).map(float)), min_size=1, max_size=5)
 GPUS = st.one_of(st.just(0.0), st.floats(0.05, 1.0), st.integers(1, 9).map(float))

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 import torch
-from commands import user_error
 from pydantic import Field
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from pipeline.selection.conformal import RankCounts
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.record import decide
 from pipeline.trial.config import build_trial, trial_audit
+from tests.helpers.commands import user_error
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 

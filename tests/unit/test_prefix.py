@@ -10,10 +10,8 @@ import pytest
 import torch
 import yaml
 from architectures import calls_of
-from commands import ended, here, user_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_up import sentence, write_audit, write_corpus
 
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
@@ -37,6 +35,8 @@ from pipeline.stages.prefixes import HELD, Prefixes, Shots, cut_to_room, prefix_
 from pipeline.stages.registry import forward_passes
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended, here, user_error
+from tests.helpers.made_up import sentence, write_audit, write_corpus
 
 LOG_PROB = frozenset({"log_prob"})
 

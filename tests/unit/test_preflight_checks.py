@@ -13,9 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
-from finished import score_all
-from made_up import sentence, write_corpus
 from rich.console import Console
 
 from benchmarks.small_model import WORDS
@@ -35,6 +32,9 @@ from pipeline.store.files import Store
 from pipeline.store.receipts import sealed
 from ray_jobs.progress import Reporter
 from ray_jobs.start import Checks
+from tests.helpers.commands import user_error
+from tests.helpers.finished import score_all
+from tests.helpers.made_up import sentence, write_corpus
 
 HEADER = "licensed to everybody under the terms of the licence "
 

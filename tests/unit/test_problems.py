@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import user_error
 
 from pipeline.plan.description import build_config, load_config
+from tests.helpers.commands import user_error
 
 
 def audit(**changed: Any) -> dict[str, Any]:

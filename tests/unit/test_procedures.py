@@ -11,7 +11,6 @@ from operator import add
 
 import numpy as np
 import pytest
-from commands import user_error
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.procedures.right_boundary import LAMBDAS, right_boundary
 from pipeline.selection.step_up import dependence_factor, harmonic_bound, minimum_selectable, step_up
 from pipeline.selection.thresholds import Moments
+from tests.helpers.commands import user_error
 
 TENTH = Fraction(1, 10)
 alphas = st.fractions(Fraction(1, 100), Fraction(99, 100), max_denominator=100)

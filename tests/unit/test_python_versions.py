@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from commands import user_error
-from made_up import sentence
 
 import seenset
 from seenset.versions import Versions
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
 
 COUNT, EACH = 60, 10
 

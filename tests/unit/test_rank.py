@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import ended, here, refusal
 from compared_runs import ITEMS, amend, benchmark_run, copied
-from made_up import sentence
 
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.shares import difference_to_all, paired_difference
+from tests.helpers.commands import ended, here, refusal
+from tests.helpers.made_up import sentence
 
 DATE = "2025-11-02T03-04-05.678901"
 SEEN = np.arange(ITEMS) < 30

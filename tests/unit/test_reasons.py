@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import here, user_error
-from made_up import MakeAudit
 from rich.text import Text
 
 from pipeline.corpus.reasons import FAULTS, Reason
 from pipeline.run.repair import check_reasons
+from tests.helpers.commands import here, user_error
+from tests.helpers.made_up import MakeAudit
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def test_a_reason_that_another_attempt_meets_again_is_refused_with_its_sentence(
 
 
 def test_a_page_states_what_a_reason_means(make_audit: MakeAudit, tmp_path: Path) -> None:
-    from finished import run
+    from tests.helpers.finished import run
 
     run(make_audit([" ", *(f"A text of number {n} and of some words." for n in range(30))], 20, error_budget=0.5))
     page = (tmp_path / "run/report/report.html").read_text()

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import refusal, user_error
-from report_run import build_run, summary_in
-from signed import sign, sign_manifest, sign_status
 
 from docs.records import record_schema, render_schemas, write_schemas
 from pipeline.plan.starter import Starter, audit_starter, write_starter
@@ -29,6 +26,9 @@ from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 from pipeline.trial.starter import trial_starter
+from tests.helpers.commands import refusal, user_error
+from tests.helpers.report_run import build_run, summary_in
+from tests.helpers.signed import sign, sign_manifest, sign_status
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
 

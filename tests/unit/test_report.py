@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
-from report_run import SCRIPT, SECRET, amend, amend_checks, amend_manifest, build_run, summary_in
-from signed import sign
 
 from pipeline.answers.selected import ScoreHistogram
 from pipeline.answers.top_documents import TokenAttributions
@@ -31,6 +28,9 @@ from pipeline.run.status import Counts, StatusFile
 from pipeline.run.summary import BlindDiagnostic, SymmetryDiagnostic
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
+from tests.helpers.commands import user_error
+from tests.helpers.report_run import SCRIPT, SECRET, amend, amend_checks, amend_manifest, build_run, summary_in
+from tests.helpers.signed import sign
 
 
 class Page(HTMLParser):

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from report_run import amend, amend_checks, amend_manifest, build_run, summary_in
-from signed import sign
 from test_report import Page, report
 
 from pipeline.config.models import EndpointConfig, ModelConfig
@@ -25,6 +23,8 @@ from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.bound import guarantee_of_bound
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.report_run import amend, amend_checks, amend_manifest, build_run, summary_in
+from tests.helpers.signed import sign
 
 BOUND = Bound(confidence=0.95, wrong_at_most=3, right_at_least=80, members_at_least=91, published_wrong_at_most=5)
 APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words alone tell them apart (AUC 0.91).")

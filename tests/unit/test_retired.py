@@ -6,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from commands import refusal, user_error
 
 import seenset
 from cluster.preflight import check_command
@@ -18,6 +17,7 @@ from pipeline.plan.description import build_config
 from pipeline.plan.starter import audit_starter
 from pipeline.run.repair import check_reasons
 from pipeline.trial.config import build_trial
+from tests.helpers.commands import refusal, user_error
 
 
 @pytest.mark.parametrize(("name", "instead"), RETIRED["detector"].items())

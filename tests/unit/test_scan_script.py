@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from clusters import until
+
+from tests.helpers.clusters import until
 
 SCRIPT = str(files("cluster").joinpath("kuberay/setup/scan.sh"))
 

@@ -10,10 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended, here, user_error
-from finished import rows as rows_scored
-from made_up import write_corpus, write_rows
-from report_run import summary_in
 
 from benchmarks.small_model import WORDS
 from pipeline.answers.verdict import read_verdict
@@ -24,6 +20,10 @@ from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
+from tests.helpers.commands import ended, here, user_error
+from tests.helpers.finished import rows as rows_scored
+from tests.helpers.made_up import write_corpus, write_rows
+from tests.helpers.report_run import summary_in
 
 Row = dict[str, Any]
 ROLES = ("audit", "unseen", "seen")

@@ -8,11 +8,11 @@ from statistics import NormalDist
 
 import pytest
 import yaml
-from commands import ended
-from made_up import sentence, write_jsonl, write_rows
-from marked_runs import write_texts
 
 import seenset
+from tests.helpers.commands import ended
+from tests.helpers.made_up import sentence, write_jsonl, write_rows
+from tests.helpers.marked_runs import write_texts
 
 PUBLIC = [
     name for name in seenset.__all__ if inspect.isroutine(thing := getattr(seenset, name)) or inspect.isclass(thing)

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import here
-from made_up import write_audit, write_corpus
-from report_run import build_run
 from scipy.stats import binom
 from test_fused_selections import verdict_of
 from test_preflight_checks import planned, text
@@ -46,6 +43,9 @@ from pipeline.selection.procedures.record import Rule, decide
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.step_up import minimum_selectable
 from pipeline.wording import at_most, decimal, format_against, percentage
+from tests.helpers.commands import here
+from tests.helpers.made_up import write_audit, write_corpus
+from tests.helpers.report_run import build_run
 
 ALPHA = 0.1
 

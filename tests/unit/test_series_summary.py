@@ -6,10 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from commands import ended, user_error
-from made_up_scans import scan_config, scan_scores, scan_summary
-from report_run import build_run
-from signed import sign
 
 from pipeline.answers.select import write_answers
 from pipeline.corpus.documents import text_key
@@ -24,6 +20,10 @@ from pipeline.series.series_page import check_page_place, write_series_page
 from pipeline.series.summary import SelectionSums, SeriesSummary, read_series
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
+from tests.helpers.commands import ended, user_error
+from tests.helpers.made_up_scans import scan_config, scan_scores, scan_summary
+from tests.helpers.report_run import build_run
+from tests.helpers.signed import sign
 
 Scan = Callable[..., Path]
 SUPPORTED, INCONCLUSIVE, CONTRADICTED = ConclusionValue

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_items import (
+from scipy.stats import binom, poisson_binom
+
+from pipeline.config.corpus import VersionsConfig
+from pipeline.config.yaml import build
+from pipeline.corpus.draw_features import ASCENDING, DESCENDING, UNKNOWN, order_code
+from pipeline.errors import UserError
+from pipeline.plan.preflight import plan_checks
+from pipeline.selection.draws import binomial_tail, largest_cell
+from tests.helpers.made_up_items import (
     TEMPLATE,
     Row,
     draws_of_items,
@@ -20,15 +28,7 @@ from made_up_items import (
     preview_of,
     write_rows,
 )
-from marked_runs import write_items
-from scipy.stats import binom, poisson_binom
-
-from pipeline.config.corpus import VersionsConfig
-from pipeline.config.yaml import build
-from pipeline.corpus.draw_features import ASCENDING, DESCENDING, UNKNOWN, order_code
-from pipeline.errors import UserError
-from pipeline.plan.preflight import plan_checks
-from pipeline.selection.draws import binomial_tail, largest_cell
+from tests.helpers.marked_runs import write_items
 
 PERMUTED = {"permute": "choices", "template": TEMPLATE}
 LETTERS = "ABCD"

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import attempts, user_error
 from hypothesis import example, given
 from hypothesis import strategies as st
-from made_up import write_corpus
-from recorder import shards_of
 
 from benchmarks.plain_loop import process
 from pipeline.config.corpus import TransformConfig
@@ -40,6 +37,9 @@ from pipeline.stages.score import ScoreSettings
 from pipeline.stages.worker import work_through
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import attempts, user_error
+from tests.helpers.made_up import write_corpus
+from tests.helpers.recorder import shards_of
 
 SCHEMA = rows_schema(("length", pa.int64()))
 

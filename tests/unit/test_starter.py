@@ -16,8 +16,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import here, refusal, user_error
-from picture_models import encoded, random_pictures
 from test_webdataset import write_tar
 
 from docs.blocks import PAGES, blocks
@@ -34,6 +32,8 @@ from pipeline.run.plan import describe_model, make_plan
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig, load_trial
 from pipeline.trial.starter import trial_starter
+from tests.helpers.commands import here, refusal, user_error
+from tests.helpers.picture_models import encoded, random_pictures
 
 SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import user_error
 
 import seenset
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config, load_config
 from pipeline.run.plan import make_plan
 from pipeline.trial.config import load_trial
+from tests.helpers.commands import user_error
 
 
 def described(**settings: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded, picture_audit, random_pictures, save_llava, write_pictures
 from PIL import Image, PngImagePlugin
 from rich.console import Console
 from test_report import report, unpacked
@@ -18,6 +17,7 @@ from pipeline.plan.description import build_config
 from pipeline.store.files import Store
 from ray_jobs.audit import run_audit
 from ray_jobs.progress import Reporter
+from tests.helpers.picture_models import encoded, picture_audit, random_pictures, save_llava, write_pictures
 
 HOSTILE = "<script>alert(1)</script>"
 DETECTOR = "loss(part=description, caption=given)"

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from commands import attempts, in_a_process
-from recorder import shards_of
 
 from benchmarks.small_model import WORDS
 from pipeline.config.audit import ResourcesConfig
@@ -27,6 +25,8 @@ from pipeline.stages.tokens import token_stage
 from pipeline.store.attempts import MOST_DEATHS
 from pipeline.store.receipts import read_receipts
 from ray_jobs.token_attributions import FOLDER, token_reader
+from tests.helpers.commands import attempts, in_a_process
+from tests.helpers.recorder import shards_of
 
 TEXTS = ["the river été of 数据", "a quiet garden in winter", *(" ".join(WORDS[i : i + 9]) for i in range(20))]
 MOST = 12

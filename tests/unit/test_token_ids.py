@@ -11,9 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from commands import ended
-from finished import rows as rows_scored
-from made_up import write_corpus, write_rows
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,6 +28,9 @@ from pipeline.run.summary import read_summary
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
+from tests.helpers.commands import ended
+from tests.helpers.finished import rows as rows_scored
+from tests.helpers.made_up import write_corpus, write_rows
 
 ROLES = ("audit", "unseen", "seen")
 DETECTORS: list[Any] = [

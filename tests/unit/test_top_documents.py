@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import user_error
 
 from pipeline.answers.top_documents import NAMED, choose_ranking, related_ids, weighed_tokens
 from pipeline.checks.dependence import near_duplicates_file
@@ -16,6 +15,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.plan.description import build_config
 from pipeline.selection.folds import RoleScores
 from pipeline.store.files import Store
+from tests.helpers.commands import user_error
 
 PLAIN, STANDARDISED = "log-probability", "standardised log-probability"
 

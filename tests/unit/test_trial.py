@@ -8,10 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import user_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_run import SCRIPT, summary_of
 from sklearn.metrics import roc_auc_score, roc_curve
 from test_report import Page
 
@@ -33,6 +31,8 @@ from pipeline.trial.table import audit_row, audit_table, selection_rows, selecti
 from pipeline.trial.texts import verification
 from pipeline.trial.trial_documents import read_documents
 from pipeline.trial.trial_page import selection_figures, trial_page
+from tests.helpers.commands import user_error
+from tests.helpers.report_run import SCRIPT, summary_of
 
 
 def trial(**settings: Any) -> dict[str, Any]:

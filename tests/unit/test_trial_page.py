@@ -3,11 +3,11 @@
 import base64
 from pathlib import Path
 
-from finished import run_trial
-from made_up import write_rows
 from test_trial import trial
 
 from pipeline.trial.config import build_trial
+from tests.helpers.finished import run_trial
+from tests.helpers.made_up import write_rows
 
 
 def test_a_trial_writes_a_page_that_needs_nothing_else(tmp_path: Path, tiny_model_folder: Path) -> None:

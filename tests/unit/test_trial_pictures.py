@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from picture_models import encoded
 from PIL import Image, ImageEnhance
 
 from examples.trials.pictures import make_model, make_pictures
@@ -24,6 +23,7 @@ from pipeline.trial.repeats import Pool, check_repeat, known_of_documents
 from pipeline.trial.splits import positions
 from pipeline.trial.trial import contaminate, plan_contamination
 from pipeline.trial.trial_documents import check_inputs, read_documents
+from tests.helpers.picture_models import encoded
 
 
 @pytest.fixture(scope="module")

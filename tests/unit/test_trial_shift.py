@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from made_up import write_rows
 from test_density_ratio import texts
 from test_trial import trial
 
@@ -18,6 +17,7 @@ from pipeline.trial.repeats import Pool, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, draw_split, positions
 from pipeline.trial.table import selection_rows, selection_table
 from pipeline.trial.trial_documents import read_documents
+from tests.helpers.made_up import write_rows
 
 PROCEDURES = ("bh", "storey")
 

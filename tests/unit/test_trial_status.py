@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from commands import printed
 
 from pipeline.errors import IncompleteError, UserError
 from pipeline.store.files import Store
 from pipeline.trial.progress import TrialProgress, trial_status
+from tests.helpers.commands import printed
 
 
 @pytest.mark.parametrize(

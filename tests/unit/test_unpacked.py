@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import in_a_process, user_error
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -24,6 +23,7 @@ from pipeline.models.files import process_folder
 from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import forward
+from tests.helpers.commands import in_a_process, user_error
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice."]
 READER = "transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint"

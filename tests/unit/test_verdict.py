@@ -11,10 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import ended
-from finished import refile, run, with_column
-from made_up import write_audit
-from signed import file_blind_test, sign
 
 import seenset
 from pipeline.answers.verdict import CollectionVerdict, read_verdict
@@ -31,6 +27,10 @@ from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt
 from ray_jobs.select import give_verdict, select_again
+from tests.helpers.commands import ended
+from tests.helpers.finished import refile, run, with_column
+from tests.helpers.made_up import write_audit
+from tests.helpers.signed import file_blind_test, sign
 
 APART = BlindDiagnostic(outcome=Outcome.FAILED, sentence="Their words differ.", auc=0.9, low=0.85, high=0.95)
 ALIKE = BlindDiagnostic(outcome=Outcome.PASSED, sentence="Their words do not differ.", auc=0.5, low=0.45, high=0.55)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from marked_runs import run_here, versions_audit
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
@@ -17,6 +16,7 @@ from pipeline.passes.forward import TokenStatistics, restricted
 from pipeline.stages.score_versions import differing_spans, tokens_in
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.marked_runs import run_here, versions_audit
 
 TEXTS = (
     "The color of the sky, and of water, is blue.",

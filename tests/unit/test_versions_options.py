@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from commands import ended
-from marked_runs import run_here, versions_audit, write_items
 
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import VersionsConfig
@@ -20,6 +18,8 @@ from pipeline.errors import UserError
 from pipeline.selection.version_scores import VersionPart, VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended
+from tests.helpers.marked_runs import run_here, versions_audit, write_items
 
 TEMPLATE = "{question}\n{choices}"
 

@@ -12,10 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended, here
-from finished import rows as rows_scored
-from marked_runs import finite_scores, run_here, versions_audit
-from report_run import summary_in
 
 from benchmarks.small_model import WORDS
 from pipeline.answers.verdict import read_verdict
@@ -30,6 +26,10 @@ from pipeline.selection.version_scores import log_e_values, preference_residuals
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
+from tests.helpers.commands import ended, here
+from tests.helpers.finished import rows as rows_scored
+from tests.helpers.marked_runs import finite_scores, run_here, versions_audit
+from tests.helpers.report_run import summary_in
 
 K = 6
 Row = dict[str, Any]

@@ -9,8 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from architectures import calls_of
-from finished import rows as rows_scored
-from marked_runs import run_here, versions_audit
 
 from benchmarks.small_model import WORDS
 from pipeline.config.models import ModelConfig
@@ -19,6 +17,8 @@ from pipeline.passes.forward import forward
 from pipeline.passes.shared import common_beginning, forward_of_versions, shares_beginnings
 from pipeline.passes.statistics import STATISTICS
 from seenset import score
+from tests.helpers.finished import rows as rows_scored
+from tests.helpers.marked_runs import run_here, versions_audit
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from commands import ended
-from marked_runs import finite_scores, write_audit, write_texts
 
 from benchmarks.small_model import save_small_model
 from examples.trials.versions import ALPHA, part_of, rates_of_redraws, score_once
@@ -20,6 +18,8 @@ from pipeline.run.summary import read_summary
 from pipeline.selection.version_scores import joined_versions
 from pipeline.store.files import Store
 from pipeline.training.train import train
+from tests.helpers.commands import ended
+from tests.helpers.marked_runs import finite_scores, write_audit, write_texts
 
 DOCUMENTS, VERSIONS = 48, 6
 

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from commands import ended, here
-from marked_runs import versions_audit, write_items
 
 from benchmarks.small_model import WORDS
 from pipeline.config.corpus import CorpusConfig
@@ -24,6 +22,8 @@ from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended, here
+from tests.helpers.marked_runs import versions_audit, write_items
 
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5, 6])

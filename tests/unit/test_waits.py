@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 import torch
 from architectures import LLAMA, VOCABULARY, HalvedLogits
-from claimed_device import ClaimedDevices, real
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.audit import DetectorEntry
@@ -14,6 +13,7 @@ from pipeline.detectors.base import FORWARD, Evidence, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.models.load import LanguageModel
 from pipeline.passes.forward import forward, in_one_copy, pad
+from tests.helpers.claimed_device import ClaimedDevices, real
 
 CPU, DEVICE = torch.device("cpu"), torch.device("meta", 0)
 MOST_WAITS = 4

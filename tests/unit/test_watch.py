@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import ended, printed
-from made_up import sentence, write_audit
-from signed import sign_status
 
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
@@ -22,6 +19,9 @@ from pipeline.store.receipts import read_receipts, withdraw_receipt
 from pipeline.trial.progress import TrialProgress
 from ray_jobs import progress
 from ray_jobs.cli import main
+from tests.helpers.commands import ended, printed
+from tests.helpers.made_up import sentence, write_audit
+from tests.helpers.signed import sign_status
 
 SECONDS = 30.0
 """Waited for what must come; a test that waits so long has failed."""

@@ -7,15 +7,15 @@ from typing import Literal
 
 import pytest
 import torch
-from commands import user_error
 from gguf_files import write_gguf
 from peft import LoraConfig, get_peft_model
-from picture_models import save_llava
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.load import open_model, open_paraphraser, open_picture_model
+from tests.helpers.commands import user_error
+from tests.helpers.picture_models import save_llava
 
 Weights = dict[str, torch.Tensor]
 

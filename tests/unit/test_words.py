@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import write_audit, write_corpus
 
 from pipeline.checks.blind import blind, blind_diagnostic, blind_result, blind_test, hold_out, tail_test
 from pipeline.checks.held_out_auc import Blind, Compared
@@ -21,6 +20,7 @@ from pipeline.plan.matching import telling_words
 from pipeline.plan.preflight import plan_checks
 from pipeline.run.next_step import after_blind
 from pipeline.run.plan import make_plan
+from tests.helpers.made_up import write_audit, write_corpus
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import attempts
-from recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 from benchmarks.plain_loop import process
 from pipeline.corpus.documents import Document
@@ -29,6 +27,8 @@ from pipeline.stages.worker import ShardStream, windows
 from pipeline.store.attempts import LOCAL_DRIVER
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts
+from tests.helpers.commands import attempts
+from tests.helpers.recorder import SECONDS, Recorder, letters, made, make, shards_of, stage_of
 
 
 def in_one_process(stage: Stage, shards: list[Shard], store: Store) -> None:

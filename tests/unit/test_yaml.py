@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import refusal, user_error
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import NotYamlError, build, load_yaml, read_mapping
+from tests.helpers.commands import refusal, user_error
 
 TOP = """run: runs/t
 model: {path: m}

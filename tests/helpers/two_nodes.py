@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from clusters import output_of
+from tests.helpers.clusters import output_of
 
 SCRIPT = """
 import json, os, subprocess, sys

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from commands import user_error
-from made_up import sentence
 
 from pipeline.answers.select import select_all
 from pipeline.checks.blind import BlindTest
@@ -29,6 +27,8 @@ from pipeline.stages.events import QUARANTINE_SCHEMA
 from pipeline.stages.score import score_schema
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, write_filed, write_receipt
+from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
 
 KNOWN = 15
 """Documents that calibrate."""

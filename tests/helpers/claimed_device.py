@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 aten = torch.ops.aten
 COPIES = {aten._to_copy.default, aten.copy_.default}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default, aten.index_put.default}

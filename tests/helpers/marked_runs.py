@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import yaml
-from commands import ended
 
 from benchmarks.small_model import WORDS
 from pipeline.answers.collection_test import version_part
@@ -18,6 +17,7 @@ from pipeline.plan.description import build_config
 from pipeline.selection.version_scores import VersionScores, joined_versions
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended
 
 EDITABLE = (
     "the color of the {} is often new",

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from signed import sign
 
 from pipeline.checks.blind import blind_diagnostic
 from pipeline.checks.resolution import resolution
@@ -37,6 +36,7 @@ from pipeline.selection.procedures.record import decide
 from pipeline.selection.step_up import minimum_selectable
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt, write_filed, write_receipt
+from tests.helpers.signed import sign
 
 SCRIPT = "<script>alert('selected')</script><img src=http://evil.example/x onerror=alert(1)>"
 SECRET = "Harvest of the unlikely orchard"
