@@ -113,7 +113,7 @@ def test_the_keyboard_reaches_every_fold_and_link_and_opens_folds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_links_lead_to_what_is_on_the_page_figures_have_names_and_few_words_stand_outside_of_folds(
+def test_links_lead_to_what_is_on_the_page_and_few_words_stand_outside_of_folds(
     visit: Open, pages: dict[str, Path], kind: str
 ) -> None:
     page = visit(pages[kind]).page

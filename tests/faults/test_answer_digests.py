@@ -271,9 +271,7 @@ def test_a_series_stops_at_a_scan_whose_answer_lacks_a_file(
         ("quarantine/duplicate_id.parquet", "selection/clean/selected.parquet"),
     ],
 )
-def test_a_file_that_is_no_part_of_an_answer_is_refused_where_a_reader_would_take_it_for_one(
-    name: str, of: str, run: Path
-) -> None:
+def test_a_foreign_file_is_refused_where_it_would_be_taken_for_part_of_an_answer(name: str, of: str, run: Path) -> None:
     (run / name).parent.mkdir(exist_ok=True)
     shutil.copyfile(run / of, run / name)
     for read in (said_by_python, said_by_report, said_by_verdict):
@@ -396,9 +394,7 @@ def test_select_makes_a_damaged_answer_again_and_says_so(run: Path) -> None:
     assert bytes_of(run) == before
 
 
-def test_a_select_that_dies_before_the_digests_leaves_no_answer_and_the_next_one_the_same_bytes(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_select_that_dies_before_the_digests_leaves_no_answer(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = bytes_of(run)
     (run / "selection/second/selected.parquet").unlink()
 
@@ -436,7 +432,7 @@ def test_a_verdict_of_other_answers_is_refused(run: Path) -> None:
     assert f"verdict.json is not of the answers of this run; run seenset verdict {run} again" in line
 
 
-def test_digests_protect_against_damage_and_not_against_a_person_who_writes_them_again(run: Path) -> None:
+def test_digests_protect_against_damage_and_not_against_who_writes_them_again(run: Path) -> None:
     edit(run, "selection/first/summary.json", '"alpha": 0.25', '"alpha": 0.5')
     sign(Store(str(run)))
     assert run_status(str(run)).selections[0].alpha == 0.5

@@ -23,7 +23,7 @@ ENDS = {"a failure": "fail('the main thread', 50)", "an end": "finish(51)"}
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_of_many_threads_that_end_a_command_one_prints_its_line_and_decides_the_exit_code(end: str) -> None:
+def test_of_many_threads_that_end_a_command_one_prints_and_decides_the_exit_code(end: str) -> None:
     lines = {f"seenset: thread {number}\n": number for number in range(10, 50)}
     lines |= {"seenset: the main thread\n": 50} if end == "a failure" else {"": 51}
     for _ in range(5):

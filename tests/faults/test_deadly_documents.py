@@ -187,7 +187,7 @@ def test_a_document_alone_in_flight_at_three_kills_from_outside_is_quarantined(t
     assert list(problems(stage, shard, store)) == [0]
 
 
-def test_a_batch_that_kills_though_none_of_its_documents_does_is_worked_on_one_by_one(tmp_path: Path) -> None:
+def test_documents_of_a_batch_that_kills_are_worked_on_one_by_one(tmp_path: Path) -> None:
     class Together(Lengths):
         def work(self, batch: list[Entry], output: Output) -> None:
             if len(batch) > 1 and batch[0].document.row == 0:
@@ -209,7 +209,7 @@ def test_a_deadly_document_without_a_neighbour_is_found(text: str, tmp_path: Pat
     assert list(problems(stage, shard, store)) == [0]
 
 
-def test_a_shard_whose_every_attempt_dies_is_given_up_and_the_next_command_tries_again(tmp_path: Path) -> None:
+def test_a_shard_whose_attempts_all_die_is_given_up_and_the_next_command_tries_again(tmp_path: Path) -> None:
     stage = stage_of(calls=str(tmp_path / "calls"), kills=(0,) * MAX_STARTS)
     (shard,), store = shards_of(tmp_path / "run", ["one", "two", "three"])
 

@@ -61,7 +61,7 @@ def test_a_footer_that_is_damaged_after_it_was_planned_fails_its_shard_by_name(
         list(read_shard(shard))
 
 
-def test_a_footer_is_checked_without_a_page_being_read_whatever_the_number_of_row_groups() -> None:
+def test_a_footer_is_checked_without_a_page_whatever_the_number_of_row_groups() -> None:
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["one"] * 500, "other": range(500)}), file, row_group_size=1)
     metadata = pq.read_metadata(file)

@@ -74,7 +74,7 @@ def measured(folder: Path, audited: int, selected: int, calibration: int, shards
 
 
 @pytest.mark.slow
-def test_the_page_of_a_million_documents_takes_a_minute_and_300_megabytes_more_than_that_of_a_thousand(
+def test_the_page_of_a_million_documents_takes_a_minute_and_300_megabytes_more(
     tmp_path: Path,
 ) -> None:
     small, _ = measured(tmp_path / "small", 1_000, 300, 100, 2)

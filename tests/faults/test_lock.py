@@ -86,7 +86,7 @@ def test_of_eight_processes_that_take_over_a_stale_lock_exactly_one_wins(tmp_pat
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("lost", [0, 1, 2], ids="{} of 3 answers lost".format)
-def test_of_eight_drivers_on_an_object_store_exactly_one_wins_also_where_answers_are_lost(lost: int) -> None:
+def test_of_eight_drivers_on_an_object_store_one_wins_also_where_answers_are_lost(lost: int) -> None:
     store = object_store()
     leave_elsewhere(store)
     creations = count()
@@ -108,7 +108,7 @@ def test_of_eight_drivers_on_an_object_store_exactly_one_wins_also_where_answers
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_driver_that_was_slow_to_take_a_lock_over_does_not_take_a_number_that_others_had_before() -> None:
+def test_a_slow_driver_does_not_take_a_number_that_another_had_before_it() -> None:
     store = object_store()
     leave_elsewhere(store)
     successors: list[RunLock] = []
@@ -212,7 +212,7 @@ def test_a_driver_in_another_container_of_this_host_is_seen_to_live_and_to_die(
             pass
 
 
-def test_the_lock_of_a_killed_process_that_nobody_has_waited_for_is_taken_over_at_once(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_that_nobody_waited_for_is_taken_over_at_once(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     with process(HOLD, tmp_path, 0) as holder:
         with pytest.raises(BusyError, match=f"process {holder.pid}"), RunLock(store):

@@ -87,7 +87,7 @@ TRAINED: dict[str, Any] = {
         ("starting actors", "", "the nodes of the cluster have not held an actor for "),
     ],
 )
-def test_a_node_that_is_lost_before_its_actors_work_leaves_an_incomplete_run_that_goes_on(
+def test_a_node_lost_before_its_actors_work_leaves_an_incomplete_run_that_goes_on(
     make_audit: MakeAudit, tmp_path: Path, line: str, noticed: str, message: str
 ) -> None:
     path = make_audit(30, 20)
@@ -109,7 +109,7 @@ def test_a_node_that_is_lost_before_its_actors_work_leaves_an_incomplete_run_tha
         ("training", "", "the nodes of the cluster have not held an actor for "),
     ],
 )
-def test_a_node_that_is_lost_before_a_training_has_its_workers_leaves_an_incomplete_run(
+def test_a_node_lost_before_a_training_has_workers_leaves_an_incomplete_run(
     make_audit: MakeAudit, tmp_path: Path, line: str, noticed: str, message: str
 ) -> None:
     path = make_audit(30, 60, **TRAINED)

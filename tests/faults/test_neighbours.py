@@ -49,7 +49,7 @@ def somebody_else() -> Iterator[tuple[str, list[None]]]:
 
 
 @pytest.mark.slow
-def test_a_neighbour_sees_no_open_port_no_file_and_no_key_of_a_run_on_a_local_cluster(
+def test_a_neighbour_sees_no_port_no_file_and_no_key_of_a_run_on_a_local_cluster(
     make_audit: MakeAudit, short_folder: Path
 ) -> None:
     """Of a run that asks an endpoint, of a user whose home cannot be written."""
@@ -114,7 +114,7 @@ def test_a_temporary_folder_of_the_system_too_long_for_sockets_is_replaced(
 
 
 @pytest.mark.slow
-def test_a_shared_cluster_that_asks_for_no_token_is_told_by_plan_and_one_that_does_is_not(
+def test_a_shared_cluster_without_a_token_is_told_by_plan_and_one_with_it_is_not(
     make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(make_audit(9, 9))

@@ -41,7 +41,7 @@ def store() -> Iterator[ObjectStore]:
         yield server
 
 
-def test_a_repeated_run_reads_each_score_file_once_and_its_receipts_from_their_compaction(
+def test_a_repeated_run_reads_score_files_once_and_receipts_from_their_compaction(
     make_audit: MakeAudit, store: ObjectStore
 ) -> None:
     path = corpus_in_the_store(make_audit(), "/*.jsonl")
@@ -84,7 +84,7 @@ def selected_of(folder: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_two_drivers_on_a_store_that_is_slow_and_fails_give_the_answer_of_one_on_a_disk(
+def test_two_drivers_on_a_slow_failing_store_give_the_answer_of_one_on_a_disk(
     make_audit: MakeAudit, tmp_path: Path, store: ObjectStore
 ) -> None:
     selections = [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.9}]

@@ -77,7 +77,7 @@ def test_a_line_that_a_kill_cut_leaves_the_request_in_the_budget(tmp_path: Path)
     assert spent_before(store, STAGE, ANSWER_FOLDERS) == Usage(1, 50)
 
 
-def test_attempts_that_ended_count_with_what_they_cost_and_the_one_under_way_with_the_most(tmp_path: Path) -> None:
+def test_ended_attempts_count_with_their_cost_and_the_one_under_way_with_the_most(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     answers = Answers(store, "samples/half", STAGE, "audit-000000", {})
     answers.ask().finish()

@@ -76,7 +76,7 @@ def content(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_documents_that_an_endpoint_failed_are_asked_again_alone_and_come_to_the_same_bytes(
+def test_documents_that_an_endpoint_failed_are_asked_again_alone_to_the_same_bytes(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     with failing(tmp_path, tiny_model_folder) as (server, path, mended):

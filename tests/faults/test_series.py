@@ -51,7 +51,7 @@ def schedule_in(folder: Path, ledger: str = "ledger") -> Schedule:
     return schedule
 
 
-def test_a_run_takes_the_place_that_its_plan_says_selects_at_its_level_and_files_its_answer(
+def test_a_run_takes_the_place_of_its_plan_selects_at_its_level_and_files_its_answer(
     scan: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = scan()

@@ -100,7 +100,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield plain, replace(plain, model=spread, device=torch.device(FIRST))
 
 
-def test_transformers_loads_a_model_over_two_devices_with_the_accelerate_that_peft_requires(
+def test_transformers_loads_a_model_over_two_devices_with_the_required_accelerate(
     tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`device_map` needs accelerate, which is no requirement of this project or of transformers itself."""

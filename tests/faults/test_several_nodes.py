@@ -144,9 +144,7 @@ def outcome_of(script: str, *arguments: Path) -> dict[str, object]:
     return json.loads(output_of(script, *arguments, seconds=300, **notes, **ray).splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def test_a_late_node_is_used_a_lost_one_is_not_missed_and_the_slowest_is_not_waited_for(
-    audit: Path, tmp_path: Path
-) -> None:
+def test_a_late_node_is_used_a_lost_one_not_missed_and_the_slowest_not_waited_for(audit: Path, tmp_path: Path) -> None:
     outcome = outcome_of(COME_AND_GO, audit, tmp_path / "there")
     assert outcome["code"] == 0
     assert outcome["lost_at"], "a node was lost in mid-run"

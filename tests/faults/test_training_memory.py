@@ -100,7 +100,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_logits_of_a_batch_never_exist_all_at_once_and_loss_and_gradients_are_the_same(
+def test_logits_of_a_batch_never_exist_at_once_and_loss_and_gradients_are_the_same(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokens = MAKERS[kind](), len(DOCUMENTS) * len(DOCUMENTS[0])

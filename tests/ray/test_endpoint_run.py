@@ -196,7 +196,7 @@ def words(prompt: str) -> list[float]:
     return [-0.1 * (1 + sum(map(ord, word)) % 50) for word in prompt.split()[1:]]
 
 
-def test_documents_whose_log_probabilities_cannot_be_believed_are_in_quarantine_and_asked_once(
+def test_documents_with_incredible_log_probabilities_are_quarantined_and_asked_once(
     make_audit: MakeAudit, tmp_path: Path
 ) -> None:
     """-9999 for -inf in the reference made members of documents that only it had never seen."""
@@ -217,7 +217,7 @@ def test_documents_whose_log_probabilities_cannot_be_believed_are_in_quarantine_
 
 
 @pytest.mark.parametrize("count", [60, 10])
-def test_an_endpoint_that_no_document_gets_values_of_stops_the_run_which_goes_on_when_it_is_mended(
+def test_an_endpoint_without_values_stops_the_run_which_goes_on_when_it_is_mended(
     make_audit: MakeAudit, tmp_path: Path, count: int
 ) -> None:
     spoilt = True

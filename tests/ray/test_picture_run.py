@@ -37,7 +37,7 @@ def audit(tmp_path: Path, llava: Path) -> str:
 
 
 @pytest.mark.slow
-def test_pictures_are_planned_compared_and_asked_again_and_a_killed_run_resumes_to_the_same_bytes(
+def test_pictures_are_planned_compared_and_asked_again_and_resume_to_the_same_bytes(
     audit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, cut = tmp_path / "run", tmp_path / "cut"

@@ -40,7 +40,7 @@ def finished(run_once: Path, tmp_path: Path) -> Callable[..., RunResult]:
 
 
 @pytest.mark.slow
-def test_a_large_corpus_is_scored_beside_its_checks_to_the_same_bytes_and_stops_where_they_say_so(
+def test_a_large_corpus_is_scored_beside_its_checks_and_stops_where_they_say_so(
     run_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "WAITING_TOKENS", 0)

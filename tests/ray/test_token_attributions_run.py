@@ -130,9 +130,7 @@ def test_a_finished_run_opens_no_model(once: Path, opened: list[str]) -> None:
     assert opened == []
 
 
-def test_a_run_whose_attributions_are_lost_or_damaged_makes_them_again_to_the_same_bytes(
-    once: Path, copied: Path
-) -> None:
+def test_a_run_makes_lost_or_damaged_attributions_again_to_the_same_bytes(once: Path, copied: Path) -> None:
     before = files(copied)
     assert list(before) == sorted(EVIDENCE)
     (copied / EVIDENCE[0]).unlink()

@@ -94,7 +94,7 @@ def test_bounds_hold_for_scores_learnt_from_the_audit_itself(settings: dict, sha
     assert failures <= most_failures(runs)
 
 
-def test_a_list_of_procedure_bound_has_more_than_alpha_wrong_in_at_most_a_share_delta_of_audits() -> None:
+def test_a_list_of_procedure_bound_exceeds_alpha_in_at_most_a_share_delta_of_audits() -> None:
     for n, m, share in ((50, 300, 0.8), (200, 300, 0.5), (200, 300, 0.9)):
         rng = np.random.default_rng([n, m])
         failures = selected = 0

@@ -178,7 +178,7 @@ def test_blocks_have_the_mean_of_equally_many_documents_and_smaller_ones_none() 
     assert (singles.each, singles.n_smaller) == (1, 0), "only one role has groups"
 
 
-def test_the_same_blocks_give_the_same_p_value_whatever_the_order_of_columns_scale_and_ties() -> None:
+def test_the_same_blocks_give_the_same_p_value_whatever_order_scale_and_ties() -> None:
     rng = np.random.default_rng(8)
     scores = rng.normal(size=(100, 3))
     made = make_blocks(scores, np.arange(100), np.arange(100) < 50, 0)

@@ -123,7 +123,7 @@ GROUPED = {
 
 
 @pytest.mark.parametrize("audit", GROUPED, ids=["tens, rho .3", "tens, rho .6", "thirties, rho .6"])
-def test_groups_in_the_audit_have_the_figures_of_the_methods_page_and_storey_by_blocks_keeps_alpha(
+def test_groups_in_the_audit_have_the_figures_of_the_page_and_storey_keeps_alpha(
     audit: Audit,
 ) -> None:
     result = simulate(audit)
@@ -148,7 +148,7 @@ def test_groups_in_the_audit_have_the_figures_of_the_methods_page_and_storey_by_
         ((50, 50), 200, 100, 1.0),
     ],
 )
-def test_storey_by_blocks_keeps_alpha_with_any_sizes_of_null_blocks_and_finds_almost_as_much(
+def test_storey_by_blocks_keeps_alpha_with_any_null_blocks_and_finds_almost_as_much(
     sizes: tuple[int, ...], single: int, members: int, rho: float
 ) -> None:
     """Families of equal scores are the worst case: rho is 1."""
@@ -159,7 +159,7 @@ def test_storey_by_blocks_keeps_alpha_with_any_sizes_of_null_blocks_and_finds_al
     assert result.power["storey by blocks"] >= 0.9 * result.power["storey"]
 
 
-def test_storey_as_if_documents_were_independent_exceeds_alpha_with_one_family_of_a_few_percent() -> None:
+def test_storey_without_blocks_exceeds_alpha_with_one_family_of_a_few_percent() -> None:
     """The families that the earlier limit, 1 / effective - 1 / m below 1 / 240, called safe."""
     for sizes, single, members in (((13, 13), 274, 225), ((19,), 281, 240)):
         audit = Audit((*sizes, *[1] * single), (1,) * 1_000, f"single {members}", 1.0, 9)
@@ -186,7 +186,7 @@ def test_the_part_of_a_block_bounds_the_estimate_for_every_law_of_independent_bl
 
 
 @pytest.mark.parametrize("each", [1, 5, 30])
-def test_calibration_documents_of_the_audited_groups_switch_the_estimate_by_blocks_not_off(each: int) -> None:
+def test_calibration_documents_of_audited_groups_keep_the_estimate_by_blocks(each: int) -> None:
     """Ten groups of 30 audited documents, whole groups trained on, each with a few calibration documents."""
     audit = Audit((30,) * 10, (each,) * 10 + (1,) * (1_000 - 10 * each), "blocks 0.6", 0.6, 9, shared=10)
     result = simulate(audit)
@@ -207,7 +207,7 @@ CALIBRATING = {
 
 
 @pytest.mark.parametrize("audit", CALIBRATING, ids=["tens, rho .9", "tens, rho .6", "thirties, rho .6", "no members"])
-def test_grouped_calibration_documents_break_every_procedure_and_one_of_each_group_repairs_it(audit: Audit) -> None:
+def test_grouped_calibration_breaks_every_procedure_and_one_of_each_group_repairs_it(audit: Audit) -> None:
     every, one = simulate(audit), simulate(audit, RUNS, "one_per_block")
     for name, figure in zip(("bh", "storey"), CALIBRATING[audit], strict=True):
         assert is_near(every.fdr[name], figure), (name, every.fdr[name])
@@ -227,7 +227,7 @@ def test_one_audited_document_in_each_calibration_group_switches_the_check_not_o
     assert holds(one.fdr["storey by blocks"])
 
 
-def test_groups_with_a_like_share_of_both_roles_are_strata_under_which_storey_is_bh_if_they_are_few() -> None:
+def test_groups_with_like_shares_are_strata_under_which_storey_is_bh_if_they_are_few() -> None:
     """Five languages: one document of each enters the estimate, which is then about 1. By group it is as ever."""
     audit = Audit((60,) * 5, (200,) * 5, "blocks 0", 0.0, 2.5, shared=5)
     result = simulate(audit, 50)
@@ -240,7 +240,7 @@ def test_groups_with_a_like_share_of_both_roles_are_strata_under_which_storey_is
 @pytest.mark.parametrize(
     ("sizes", "members", "unsafe"), [((10,) * 30, 0.5, True), ((2,) * 20 + (1,) * 2_000, 0.02, False)]
 )
-def test_procedures_without_a_remedy_exceed_alpha_noticeably_only_where_they_are_not_supported(
+def test_procedures_without_a_remedy_exceed_alpha_only_where_they_are_not_supported(
     sizes: Sequence[int], members: float, unsafe: bool
 ) -> None:
     """The limit is a relative variance of 1/20 of the estimate: a fifth of its size."""

@@ -94,7 +94,7 @@ def test_list_and_verdict_keep_their_levels_with_near_duplicate_items(families: 
 # --- sets of items with the same options
 
 
-def test_an_honest_set_is_reduced_in_a_tenth_and_a_used_one_never_accuses_a_model_that_prefers_an_order() -> None:
+def test_an_honest_set_is_reduced_in_a_tenth_and_a_used_one_accuses_no_model() -> None:
     runs, rng, reduced = 250, random.Random(3), 0
     questions = make_items(60)
     for run in range(runs):

@@ -160,7 +160,7 @@ ONE_NULL = Detectors(200, 1, 0.0, "0.1", correlation=0.0)
 EQUAL_SHIFTS = Detectors(1_000, 1_000, 0.3, "0.1", (1.5,) * 6, 0.0)
 
 
-def test_cauchy_fusion_of_correlated_detectors_exceeds_its_bound_and_leave_one_out_repairs_this_example() -> None:
+def test_cauchy_fusion_exceeds_its_bound_and_leave_one_out_repairs_this_example() -> None:
     fused, _ = simulate(EXAMPLE, td4eval, 400, seed=1)
     again, _ = simulate(EXAMPLE, leave_one_out_reconformal("rejections"), 400, seed=1)
     assert fused.mean > EXAMPLE.bound + 4 * fused.se
@@ -214,7 +214,7 @@ def test_fixed_weights_never_exceeded_the_bound_with_leave_one_out(setting: Dete
     assert fdr.mean <= setting.bound + 4 * fdr.se
 
 
-def test_even_fixed_weights_are_not_exact_with_leave_one_out_when_documents_are_a_handful() -> None:
+def test_fixed_weights_are_not_exact_with_leave_one_out_for_a_handful_of_documents() -> None:
     """P(p <= 4/5) with four calibration documents and two detectors: exactness would make it at most 4/5."""
     rng = np.random.default_rng(10)
     setting, w = Detectors(4, 1, 0.0, "0.5", (0.0, 0.0)), np.full(2, 0.5)
@@ -267,7 +267,7 @@ def test_adadetect_never_exceeds_the_bound_when_it_learns_from_a_sample_by_ids(s
     ],
     ids=["correlated", "few members", "differences tell"],
 )
-def test_adadetect_finds_more_than_the_best_single_detector_with_all_calibration_documents(setting: Detectors) -> None:
+def test_adadetect_finds_more_than_the_best_detector_with_all_calibration_documents(setting: Detectors) -> None:
     _, learnt = simulate(setting, adadetect, 120, seed=8)
     _, best = simulate(setting, single(0), 120, seed=8)
     assert learnt.mean > best.mean + 4 * math.hypot(learnt.se, best.se)
@@ -311,7 +311,7 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
 
 
 @pytest.mark.slow
-def test_the_knockoff_filter_fails_on_skewed_scores_with_perfect_paraphrases_and_its_test_says_so() -> None:
+def test_the_knockoff_filter_fails_on_skewed_scores_and_its_test_says_so() -> None:
     by_filter, by_rank, warned = filtered("skewed", 10)
     assert abs(by_filter.mean - 0.46) <= 4 * math.hypot(by_filter.se, TABLE_SE)
     assert by_rank.mean <= 0.09 + 4 * by_rank.se

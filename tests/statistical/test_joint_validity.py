@@ -57,7 +57,7 @@ def error(selected: np.ndarray, seen: np.ndarray) -> float:
 @pytest.mark.parametrize("copies", [False, True], ids=["", "copies"])
 @pytest.mark.parametrize("kind", ["one model each", "all the same", "by chance"])
 @pytest.mark.parametrize(("n", "m"), [(199, 20), pytest.param(499, 200, marks=pytest.mark.slow)])
-def test_e_bh_on_the_smallest_e_value_keeps_alpha_however_models_and_documents_depend(
+def test_e_bh_on_the_smallest_e_value_keeps_alpha_under_any_dependence(
     n: int, m: int, kind: str, copies: bool, alike: float
 ) -> None:
     rng = np.random.default_rng(61)
@@ -73,7 +73,7 @@ def test_e_bh_on_the_smallest_e_value_keeps_alpha_however_models_and_documents_d
         assert measured.mean <= 0.1 + 4 * measured.se
 
 
-def test_lists_that_are_made_for_each_model_and_intersected_break_the_promise_that_the_joint_one_keeps() -> None:
+def test_intersected_lists_break_the_promise_that_the_joint_list_keeps() -> None:
     """Each list keeps its alpha; what is on all of them is wrong more often, as what is right on each differs."""
     rng, n, m = np.random.default_rng(62), 999, 300
     evidence = [JointEvidence.of(n, m, ALPHA)] * MODELS
@@ -95,7 +95,7 @@ def _counts(p: np.ndarray, n: int) -> RankCounts:
     return RankCounts.of(np.rint(p * (n + 1)).astype(int), n)
 
 
-def test_bh_on_the_largest_p_value_breaks_under_the_worst_dependence_and_the_joint_selection_does_not() -> None:
+def test_bh_on_the_largest_p_value_breaks_and_the_joint_selection_does_not() -> None:
     """Guo & Rao's (2008) construction, each document a null of one model and certain under the other."""
     n, m, runs, rng = 99, 10, 2_500, np.random.default_rng(63)
     evidence = [JointEvidence.of(n, m, ALPHA)] * 2

@@ -199,7 +199,7 @@ def exceedance(setting: Setting, grid: Grid, alpha: float, sets: int, inner: int
 
 @pytest.mark.parametrize("kind", HARD)
 @pytest.mark.parametrize(("n", "m", "alpha"), [(20, 20, 0.5), (50, 100, 0.2), (200, 50, 0.05), (300, 300, 0.1)])
-def test_conditional_p_values_keep_alpha_given_all_but_a_share_delta_of_calibration_sets(
+def test_conditional_p_values_keep_alpha_but_for_a_share_delta_of_calibration_sets(
     n: int, m: int, alpha: float, kind: str
 ) -> None:
     share, members = HARD[kind]

@@ -24,7 +24,7 @@ PAGE_SE = 0.002
         (0.1, 0.25, {"bh": 0.168, "storey": 0.256}),
     ],
 )
-def test_a_quarter_of_a_standard_deviation_raises_the_error_as_the_guarantee_page_says(
+def test_a_quarter_of_a_standard_deviation_raises_the_error_as_documented(
     share: float, shift: float, fdr: dict[str, float]
 ) -> None:
     """The nulls of an audit score higher than calibration by `shift`; 1,000 of each, members 2.5 higher, alpha = .1."""

@@ -80,9 +80,7 @@ def test_two_percent_of_another_genre_is_found_where_the_blind_test_sees_nothing
 
 
 @pytest.mark.parametrize(("kinds", "copies"), [(10, 3), (1, 30)])
-def test_repeated_texts_are_blocks_which_words_do_not_find_and_families_only_from_five_documents(
-    kinds: int, copies: int
-) -> None:
+def test_repeated_texts_are_blocks_and_families_only_from_five_documents(kinds: int, copies: int) -> None:
     """2% boilerplate. Near-duplicates stand in one half together, so that no classifier has read the one it scores."""
     n = 1_500
     found = 0
@@ -96,7 +94,7 @@ def test_repeated_texts_are_blocks_which_words_do_not_find_and_families_only_fro
     assert (copies >= LARGE and one_role_p(copies, n, n, kinds) <= LEVEL) is (copies == 30)
 
 
-def test_one_large_p_value_does_not_cancel_a_small_one_and_equal_ones_combine_to_themselves() -> None:
+def test_one_large_p_value_cancels_no_small_one_and_equal_ones_combine_to_themselves() -> None:
     assert cauchy([0.001, 0.999]) < 0.01
     assert cauchy([0.02] * 40) == pytest.approx(0.02)
     assert cauchy([0.0] * 40) == pytest.approx(1e-15)

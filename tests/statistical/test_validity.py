@@ -47,9 +47,7 @@ def test_fdr_and_power_are_those_of_the_methods_page(setting: Setting, table: di
 
 
 @pytest.mark.parametrize(("n", "m", "share"), [(999, 100, 0.0), (999, 50, 0.3), (499, 50, 0.7), (199, 20, 0.5)])
-def test_bh_has_an_fdr_of_exactly_alpha_times_the_null_share_when_no_level_falls_between_ranks(
-    n: int, m: int, share: float
-) -> None:
+def test_bh_has_an_fdr_of_alpha_times_the_null_share_when_levels_are_ranks(n: int, m: int, share: float) -> None:
     assert (ALPHA * (n + 1) / m).denominator == 1
     fdr, _ = simulate(Setting(n, m, share), ["bh"], ALPHA, runs=8_000, seed=2)["bh"]
     assert abs(fdr.mean - (1 - share) * float(ALPHA)) <= 4 * fdr.se
@@ -98,7 +96,7 @@ def test_quarantined_nulls_do_not_break_finite_sample_procedures(share: float) -
         assert fdr.mean <= 0.2 + 4 * fdr.se, (procedure, fdr)
 
 
-def test_ptdi_exceeds_alpha_on_a_heavy_shoulder_where_the_strict_answer_beside_it_does_not() -> None:
+def test_ptdi_exceeds_alpha_on_a_heavy_shoulder_and_the_strict_answer_does_not() -> None:
     setting = Setting(1_000, 1_000, 0.8, beta(0.7, 5.0))
     results = simulate(setting, ["ptdi", "storey"], ALPHA, runs=4_000, seed=5)
     fdr = {procedure: result[0] for procedure, result in results.items()}

@@ -124,7 +124,7 @@ def test_scans_of_a_ledger_audit_each_document_once(
 
 
 @pytest.mark.slow
-def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_its_beginning(
+def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     first = scan(tmp_path, tiny_model_folder, "first", list(range(20)))
@@ -148,7 +148,7 @@ def test_a_run_is_incremental_to_the_one_before_and_to_what_that_left_out_from_i
 
 
 @pytest.mark.slow
-def test_a_resumed_scan_of_a_ledger_keeps_its_set_and_one_without_news_ends_well_and_takes_no_place(
+def test_a_resumed_scan_keeps_its_set_and_one_without_news_takes_no_place(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     ledger = str(tmp_path / "ledger")

@@ -69,7 +69,7 @@ NOT_NATIVE = SLOW.format("bfloat16") + ", which lists neither avx512_bf16 nor am
         ("bfloat16", (), (7, 5), ""),
     ],
 )
-def test_weights_that_do_not_fit_in_float32_keep_their_type_and_both_sizes_are_stated(
+def test_weights_that_do_not_fit_in_float32_keep_their_type_and_sizes_are_stated(
     stored: str, flags: tuple[str, ...], capability: tuple[int, int] | None, slow: str
 ) -> None:
     small = Processor(capability, flags, free=(20 << 30) - 1)
@@ -106,7 +106,7 @@ def test_flags_alone_decide_whether_auto_takes_bfloat16(
     assert bool(check_explicit("model.dtype", "bfloat16", processor)) == (dtype == "float32")
 
 
-def test_a_stated_type_that_is_slow_here_is_named_and_one_that_a_gpu_lacks_is_refused() -> None:
+def test_a_slow_stated_type_is_named_and_one_that_a_gpu_lacks_is_refused() -> None:
     end = "; leave dtype out, which takes the fastest type without loss, or set dtype: float32"
     assert check_explicit("model.dtype", "bfloat16", OLD_CPU) == (
         f"warning: model.dtype is bfloat16, and {NOT_NATIVE}{end}"

@@ -27,7 +27,7 @@ cuts = st.sampled_from([Fraction(1, 2), Fraction(4, 5), Fraction(3, 10), Fractio
 
 
 @given(sizes_of_blocks, cuts)
-def test_the_part_of_a_block_is_the_smallest_that_few_blocks_exceed_and_the_best_there_is(
+def test_the_part_of_a_block_is_the_smallest_that_few_exceed_and_the_best_there_is(
     sizes: list[int], t: Fraction
 ) -> None:
     counts, f = Sizes.of(np.repeat(np.arange(len(sizes)), sizes)), 1 / (1 - t)
@@ -47,7 +47,7 @@ def test_the_part_of_a_block_is_the_smallest_that_few_blocks_exceed_and_the_best
 
 @settings(max_examples=60)
 @given(sizes_of_blocks, st.integers(1, 60), st.integers(0, 3), st.integers(0, 2**32))
-def test_the_estimate_by_blocks_is_its_definition_and_that_of_single_documents_is_as_it_was(
+def test_the_estimate_by_blocks_is_its_definition_and_single_documents_are_unchanged(
     sizes: list[int], n: int, quarantined: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ def test_a_family_and_a_group_of_one_role_join_their_documents_and_one_another()
     assert Blocks.of(related("ab.."), related("cd.."), False).dependence() is None
 
 
-def test_a_group_of_both_roles_is_a_block_of_audited_documents_and_with_like_shares_a_stratum_of_calibration() -> None:
+def test_a_group_of_both_roles_is_a_block_of_the_audit_or_a_stratum_of_calibration() -> None:
     """A group with 1 in 10 audited documents: up to 3 in 10 that calibrate are independent, more are one block."""
     audited = related("a.........")
     for share, joined in ((1, False), (3, False), (4, True)):
@@ -225,7 +225,7 @@ def test_every_procedure_with_the_estimate_of_storey_counts_a_part_of_each_block
 @pytest.mark.parametrize(
     "procedure", ["bky", "quantile", "right_boundary", "ptdi", "kernel", "known_members", "ptdi_known_members"]
 )
-def test_other_estimates_are_as_they_were_and_the_strict_answer_beside_them_allows_for_blocks(procedure: str) -> None:
+def test_other_estimates_are_unchanged_and_the_strict_answer_allows_for_blocks(procedure: str) -> None:
     columns, roles = documents()
     keys = np.arange(800)
     made, plain = (verdict(Scores(columns, keys, groups), roles, procedure=procedure) for groups in (GROUPS, None))
@@ -292,7 +292,7 @@ def test_one_document_of_each_calibration_group_calibrates_if_that_is_asked(aske
     assert np.array_equal(one.p, verdict(Scores(columns, np.arange(800)), alone, **asked).p)
 
 
-def test_by_group_one_document_of_each_family_calibrates_also_of_one_that_stands_in_two_groups() -> None:
+def test_by_group_one_document_of_each_family_calibrates_also_across_two_groups() -> None:
     columns, roles = documents()
     language = pa.array(["en", "de"] * 400, pa.string())
     family = np.concatenate([np.arange(400) // 4, np.arange(400, 800)])  # of two groups each

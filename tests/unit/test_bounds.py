@@ -58,9 +58,7 @@ def test_the_envelope_is_exceeded_by_at_most_a_share_delta_of_draws_by_count(n: 
 
 @pytest.mark.parametrize("confidence", [Fraction(1, 10**20), Fraction(1, 100), Fraction(1, 5), Fraction(1, 2)])
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 40])
-def test_an_envelope_of_height_zero_is_found_and_is_exceeded_by_at_most_a_share_delta(
-    n: int, confidence: Fraction
-) -> None:
+def test_an_envelope_of_height_zero_is_exceeded_by_at_most_a_share_delta(n: int, confidence: Fraction) -> None:
     before = np.zeros(1, dtype=np.int64)
     for k in range(1, 21):
         envelope = Envelope.of(n, k, confidence)
@@ -153,7 +151,7 @@ def test_documents_without_a_score_are_counted_as_hypotheses_and_never_as_listed
     assert none.members_at_least == everything.members_at_least > 300
 
 
-def test_the_longest_list_is_the_last_one_that_keeps_alpha_and_no_bound_is_above_the_published_one() -> None:
+def test_the_longest_list_keeps_alpha_and_no_bound_is_above_the_published_one() -> None:
     rng = np.random.default_rng(3)
     lengths = set()
     for _ in range(40):
@@ -195,7 +193,7 @@ def test_no_list_of_procedure_bound_is_shorter_than_the_fewest() -> None:
     assert bounds_of_lists(RankCounts.of(np.ones(100, dtype=int), 1), SURE).longest(TENTH) == 0
 
 
-def test_a_confidence_that_draws_or_the_precision_of_a_counted_probability_cannot_show_bounds_nothing() -> None:
+def test_a_confidence_that_draws_cannot_show_bounds_nothing() -> None:
     counts = RankCounts.of(np.ones(5_000, dtype=int), 3_000)
     bound = wrong_in_list(counts, 1, Fraction(99_999, 100_000))
     assert (bound.wrong_at_most, bound.members_at_least) == (5_000, 0)
@@ -209,7 +207,7 @@ RNG = np.random.default_rng(0)
 AUDITED, UNSEEN = RNG.normal(size=300) + 2.5 * (np.arange(300) < 150), RNG.normal(size=200)
 
 
-def test_procedure_bound_selects_the_longest_list_of_which_a_share_alpha_can_be_wrong() -> None:
+def test_procedure_bound_selects_the_longest_list_of_which_alpha_can_be_wrong() -> None:
     summary = seenset.select(AUDITED, unseen=UNSEEN, procedure="bound", alpha=0.1, confidence=0.9).summary
     assert 0 < summary.bound.wrong_at_most <= 0.1 * summary.n_selected
     assert summary.minimum_selectable <= summary.n_selected
@@ -296,7 +294,7 @@ def test_sentence_and_clause_state_the_confidence_and_what_it_means() -> None:
     assert bound_sentence(nothing) is bound_text(nothing) is None
 
 
-def test_the_command_prints_the_sentence_and_a_note_of_several_selections_once_below_a_table_that_marks_the_void(
+def test_the_command_prints_a_note_of_several_selections_once_and_marks_the_void(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

@@ -151,7 +151,7 @@ def test_a_batch_of_the_budget_fits_the_card_and_fills_it(name: str, memory: int
     assert found.gradient <= found.forward <= budget.MOST_TOKENS
 
 
-def test_parts_of_a_card_and_several_cards_divide_the_memory_that_all_drivers_state_alike() -> None:
+def test_parts_of_a_card_and_several_cards_divide_the_memory_alike_for_all_drivers() -> None:
     memory, half = 3_600_000_000, replace(WIDE, weights=800_000_000)  # of 85% less 2 GiB and weights 112.5 MB are left
     several = pass_budget(
         replace(WIDE, weights=700_000_000), Card(memory, 2.0), 7, [replace(WIDE, weights=900_000_000)]

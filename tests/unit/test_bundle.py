@@ -167,7 +167,7 @@ def test_the_same_run_gives_the_same_bytes_and_nothing_is_overwritten(
     assert [file.name for file in tmp_path.iterdir()] == ["again"]
 
 
-def test_any_reader_of_zip_files_opens_a_bundle_which_holds_texts_where_they_are_asked_for(
+def test_any_reader_of_zip_files_opens_a_bundle_with_texts_where_asked_for(
     run: Store, bundle: Path, tmp_path: Path
 ) -> None:
     assert ended("pack", run.url, tmp_path / "texts", "--texts") == 0

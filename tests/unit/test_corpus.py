@@ -66,7 +66,7 @@ def every_format(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {p: str(folder / p) for p in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.csv", "e.parquet", "f", "g")}
 
 
-def test_every_format_gives_the_same_documents_in_order_and_a_limit_the_first_of_them(
+def test_every_format_gives_the_same_documents_in_order_and_a_limit_the_first(
     every_format: dict[str, str],
 ) -> None:
     for name, path in every_format.items():
@@ -257,9 +257,7 @@ def test_keys_ignore_case_space_and_form_but_not_words() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".jsonl.gz", ".jsonl.zst"])
-def test_rows_are_counted_where_a_file_is_small_and_estimated_from_many_places_where_it_is_large(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_rows_are_counted_in_small_files_and_estimated_in_large_ones(tmp_path: Path, suffix: str) -> None:
     """The first rows are 40 times as long as the others: the beginning alone would say a tenth of the rows."""
     rng = random.Random(0)
 

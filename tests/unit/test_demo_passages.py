@@ -14,7 +14,7 @@ WORDS = "The quick brown fox jumps over the lazy dog while seven others watch it
 PROSE = f"{WORDS} {WORDS.lower()} until night."
 
 
-def test_every_passage_is_plain_prose_of_30_to_50_words_and_the_seed_alone_decides_which() -> None:
+def test_every_passage_is_prose_of_30_to_50_words_and_the_seed_decides_which() -> None:
     passages = gather_passages(60, seed=0, packages=PACKAGES)
     assert gather_passages(60, seed=0, packages=reversed(PACKAGES)) == passages
     assert gather_passages(60, seed=1, packages=PACKAGES) != passages

@@ -28,7 +28,7 @@ def sample(known: Sequence[str], audit: Sequence[str]) -> tuple[Any, np.ndarray,
     return word_counts([*known, *audit]), audited, np.random.default_rng(1).integers(-(2**62), 2**62, audited.size)
 
 
-def test_the_odds_repair_a_shift_that_words_show_and_no_weights_a_gap_that_nothing_bridges() -> None:
+def test_the_odds_repair_a_shift_that_words_show_and_nothing_repairs_a_gap() -> None:
     known, audit = texts(1, 400, 0.0, 8, 40), texts(2, 400, 0.12, 8, 40)
     before = blind(known, audit, 0)
     words, audited, keys = sample(known, audit)

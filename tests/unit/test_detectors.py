@@ -71,7 +71,7 @@ def test_likelihood_detectors_are_their_formulas(evidence):
         assert score(name, evidence) == pytest.approx(values, rel=1e-12), name
 
 
-def test_the_deviation_of_perplexity_orders_documents_otherwise_than_that_of_the_loss(evidence):
+def test_the_deviation_of_perplexity_orders_otherwise_than_that_of_the_loss(evidence):
     """FSD, eqs. 2 and 5: a fall of the perplexity from 9 to 8 is larger than one from 4 to 3.2, one of the loss not."""
     passes = {}
     for name, losses in (("", (9, 4)), ("default", (8, 3.2))):
@@ -112,7 +112,7 @@ def test_shares_take_at_least_one_token_and_round_down(evidence, k):
     assert score({"min_k_plus_plus": {"k": k}}, evidence) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_share_of_0_is_the_largest_entropy_order_1_is_m_entropy_and_a_variance_of_0_is_clamped(evidence):
+def test_limits_of_shares_and_orders_are_special_cases_and_variance_0_is_clamped(evidence):
     expected = [-max(row) for row in rows(evidence[FORWARD].renyi["2"])]
     assert score({"renyi": {"order": 2, "k": 0}}, evidence) == pytest.approx(expected)
     assert score({"mod_renyi": {"order": 1}}, evidence) == score("m_entropy", evidence)
@@ -147,7 +147,7 @@ def test_nan_gives_nan_in_its_document_alone(evidence, name):
     assert [math.isnan(value) for value in found] == [True, False, False]
 
 
-def test_columns_are_named_as_in_the_config_and_passes_have_the_parts_and_statistics_that_are_read():
+def test_columns_and_passes_have_the_names_and_statistics_that_are_read():
     entries = ["min_k", {"min_k": {"k": [0.1, 0.2]}}, {"renyi": {"k": 0.1, "order": [2, "inf"]}}]
     columns = [detector.column for detector in parse_detectors(entries)]
     assert columns == ["min_k", "min_k(k=0.1)", "min_k(k=0.2)", "renyi(order=2, k=0.1)", "renyi(order=inf, k=0.1)"]

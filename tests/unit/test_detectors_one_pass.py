@@ -149,7 +149,7 @@ def test_camia_of_log_probabilities_that_tie_and_of_texts_without_them(marks: in
     np.testing.assert_allclose(camia_scores(TokenStatistics(table, mask)), expected, atol=1e-9)
 
 
-def test_copies_stay_within_the_tokens_that_are_kept_and_the_beginning_is_marked_once() -> None:
+def test_copies_stay_within_the_kept_tokens_and_the_beginning_is_marked_once() -> None:
     assert repeated([1, 5, 6], 100, 1) == [1, 5, 6, 5, 6, 5, 6]
     assert repeated([5, 6, 7, 8], 7, None) == [5, 6] * 3
     assert repeated([1, 5, 6], 6, 1) == [1, 5, 5, 5]

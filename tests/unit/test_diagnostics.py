@@ -66,7 +66,7 @@ def test_the_blind_test_passes_or_fails_only_clearly(low: float, high: float, ou
         ),
     ],
 )
-def test_an_auc_below_one_half_is_taken_as_one_half_and_an_interval_below_it_decides_nothing(
+def test_an_auc_below_one_half_is_one_half_and_an_interval_below_it_decides_nothing(
     auc: float, low: float, high: float, outcome: str, words: str
 ) -> None:
     shown = blind_diagnostic(Blind(auc, low, high, 100, 100), "unseen")
@@ -106,7 +106,7 @@ def alike(size: int, seed: int) -> Blind:
     return blind_result(held)
 
 
-def test_as_many_documents_as_the_sentence_states_decide_nine_of_ten_tests_and_fewer_do_not() -> None:
+def test_as_many_documents_as_stated_decide_nine_of_ten_tests_and_fewer_do_not() -> None:
     """Drawn, not computed: the halved test of two kinds that are alike."""
     count = blind_diagnostic(None, "seen").n_to_settle
     assert count == 1_600

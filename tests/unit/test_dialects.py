@@ -76,7 +76,7 @@ def test_a_wide_encoding_without_a_byte_order_mark_is_named(tmp_path: Path, enco
     assert refusal(tmp_path / "texts").endswith(f" are not UTF-8; set encoding: {encoding}")
 
 
-def test_one_damaged_line_stops_no_run_and_some_lines_of_another_encoding_are_a_warning(tmp_path: Path) -> None:
+def test_one_damaged_line_stops_no_run_and_another_encoding_is_a_warning(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", "utf-8")
     path.write_bytes(path.read_bytes() + "61,café\n".encode("cp1252"))
     assert check_documents(make_plan(config_of(path)), PLAN).undecodable == []
@@ -188,7 +188,7 @@ def test_cleaned_files_keep_their_encoding_and_delimiter(tmp_path: Path, encodin
     assert all(line in path.read_bytes() for line in sink.getvalue().splitlines())
 
 
-def test_init_writes_encoding_and_delimiter_and_warns_of_a_single_column_that_may_be_several(tmp_path: Path) -> None:
+def test_init_writes_encoding_and_delimiter_and_warns_of_what_may_be_several_columns(tmp_path: Path) -> None:
     write_csv(tmp_path / "audit.csv", "cp1252", ";")
     starter = audit_starter(str(tmp_path))
     assert '; text: text, id: id, encoding: "cp1252", delimiter: ";"' in starter.guesses[0]

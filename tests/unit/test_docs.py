@@ -125,7 +125,7 @@ def test_every_page_is_in_the_navigation_and_the_readme_is_one_screen() -> None:
     assert named == pages - {"index"}
 
 
-def test_the_reference_of_the_configuration_is_current_with_a_sentence_on_every_setting() -> None:
+def test_the_reference_of_the_configuration_is_current_with_a_sentence_a_setting() -> None:
     assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "make docs writes it anew"
     _, *lists = reference.page().split("\n## ")
     rows = [line for line in "\n".join(lists).splitlines() if line.startswith(("- `", "- [`"))]

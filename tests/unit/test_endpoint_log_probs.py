@@ -376,7 +376,7 @@ def test_both_ways_are_tried_and_a_configured_one_alone(monkeypatch: pytest.Monk
     assert ways == [{False}, {True}, {False}]
 
 
-def test_llama_cpp_python_is_asked_for_one_token_behind_an_echo_and_not_for_all_that_fit() -> None:
+def test_llama_cpp_python_is_asked_for_one_token_behind_an_echo_and_not_for_all() -> None:
     with openai_server(respond=dialects.llama_cpp_python) as server:
         read(server.url, TEXT)
     assert server.bodies[-1] == {

@@ -156,7 +156,7 @@ def test_every_document_that_is_read_is_compared_or_counted_as_quarantined(score
     assert any("1 seen documents have the same text" in notice for notice in evaluation.notices)
 
 
-def test_a_group_of_one_kind_is_not_defined_and_documents_of_one_kind_are_not_compared(
+def test_a_group_of_one_role_is_undefined_and_documents_of_one_role_are_not_compared(
     score: Score, tmp_path: Path
 ) -> None:
     rows = [{**row, "kind": "old" if row["member"] else "new"} for row in rows_of(60)]
@@ -176,7 +176,7 @@ def test_a_limit_reads_the_first_of_each_kind_and_says_that_it_is_a_sample(score
     assert evaluation.notices[0].startswith("This is a sample: only the first 30 documents of each role")
 
 
-def test_the_page_shows_the_figures_loads_and_runs_nothing_and_is_the_same_bytes_again(
+def test_the_page_shows_figures_loads_and_runs_nothing_and_is_the_same_bytes_again(
     score: Score, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, scored = score(rows_of(120, groups=(SCRIPT, MARKUP)))
@@ -207,7 +207,7 @@ def test_the_page_shows_the_figures_loads_and_runs_nothing_and_is_the_same_bytes
     assert MARKUP in capsys.readouterr().out
 
 
-def test_groups_of_one_role_are_the_units_of_the_intervals_and_groups_of_both_are_given(
+def test_groups_of_one_role_are_the_units_of_intervals_and_groups_of_both_are_given(
     score: Score, tmp_path: Path
 ) -> None:
     """Chapters of books share a role; topics do not."""

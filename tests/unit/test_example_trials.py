@@ -105,7 +105,7 @@ def test_a_model_that_knows_the_items_answers_them(tmp_path: Path) -> None:
     assert sum(one == item.answer for one, item in zip(given, items, strict=True)) >= 11
 
 
-def test_the_pictures_are_the_same_each_time_no_two_alike_and_16_tokens_of_the_small_model(tmp_path: Path) -> None:
+def test_pictures_are_the_same_each_time_no_two_alike_and_16_tokens_of_the_model(tmp_path: Path) -> None:
     make_pictures(tmp_path / "a" / "pictures.parquet", 20)
     make_pictures(tmp_path / "b.parquet", 20)
     rows = pq.read_table(tmp_path / "a" / "pictures.parquet").to_pylist()

@@ -100,9 +100,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(finished: Path, tmp_pa
     assert "holds the export of another run" in refusal(other, tmp_path / "out")
 
 
-def test_the_same_export_again_is_the_same_bytes_and_another_takes_its_place_in_a_folder_or_at_a_url(
-    finished: Path, tmp_path: Path
-) -> None:
+def test_the_same_export_is_the_same_bytes_and_another_takes_its_place(finished: Path, tmp_path: Path) -> None:
     run, store = str(finished / "w/run"), Store("memory://bucket/out")
     for _ in range(2):
         export(run, tmp_path / "out")

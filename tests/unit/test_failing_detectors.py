@@ -129,7 +129,7 @@ def test_a_detector_that_never_ends_is_waited_for_in_vain(
         tried("time.sleep(600)")
 
 
-def test_plan_warns_of_scores_that_some_documents_would_not_have_and_prints_nothing_of_a_detector(
+def test_plan_warns_of_scores_that_would_be_missing_and_prints_nothing_of_a_detector(
     command: Command,
 ) -> None:
     body = "print('noise', flush=True)\n    return good.where(t.mask.sum(1) > 5, float('nan'))"
@@ -224,7 +224,7 @@ def test_a_run_whose_first_documents_all_fail_alike_stops_and_states_the_cause(
     assert not list(read_receipts(Store(str(tmp_path / "run")), "score"))
 
 
-def test_the_page_of_such_a_run_states_the_cause_and_a_corrected_detector_goes_on_in_its_directory(
+def test_the_page_states_the_cause_and_a_corrected_detector_goes_on_in_its_directory(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("run", FAULTS["an exception"][0])[0] == ExitCode.USER_ERROR
@@ -264,7 +264,7 @@ def test_documents_that_are_too_short_are_no_fault_and_one_score_is_enough_to_go
     assert (code, errors) == (0, ""), "an error budget of 1 allows all to fail"
 
 
-def test_a_run_stops_again_where_it_is_resumed_and_messages_of_several_kinds_do_not_stop_it(
+def test_a_resumed_run_stops_again_and_messages_of_several_kinds_do_not_stop_it(
     command: Command, tmp_path: Path
 ) -> None:
     body = "raise (ValueError if len(evidence.texts[0]) % 2 else TypeError)('odd')"
@@ -281,7 +281,7 @@ def test_a_run_stops_again_where_it_is_resumed_and_messages_of_several_kinds_do_
         assert (code, "raised ZeroDivisionError" in errors) == (ExitCode.USER_ERROR, True)
 
 
-def test_messages_are_of_one_kind_up_to_their_numbers_and_what_a_detector_says_of_a_text() -> None:
+def test_messages_are_of_one_kind_up_to_numbers_and_what_is_said_of_a_text() -> None:
     assert kind_of_message("12 tokens at 0x7f3a") == kind_of_message("7 tokens at 0xb") == "# tokens at #"
     raised = "detector mine(k=0.1) (mine.py, line 3) raised ValueError"
     assert kind_of_message(f"{raised}: a text") == kind_of_message(f"{raised}: another") == kind_of_message(raised)

@@ -101,7 +101,7 @@ def test_a_figure_is_small_whatever_it_is_of_and_the_same_bytes_again(selection:
     assert draw_figures(large) == drawn
 
 
-def test_the_figures_of_ten_and_of_a_hundred_detectors_are_small_and_give_their_numbers() -> None:
+def test_the_figures_of_ten_and_a_hundred_detectors_are_small_and_give_their_numbers() -> None:
     fpr = np.linspace(0, 1, 100_001)
     curves = {f"d{i}": (fpr, fpr**0.5) for i in range(10)}
     whole, small = roc_figures(curves, dict.fromkeys(curves, 2 / 3), ("seen", "unseen"))
@@ -180,7 +180,7 @@ def test_the_curve_says_what_asking_with_another_alpha_says(procedure: str, sett
     assert (curve.right_at_least is None) == (first.bound is None)
 
 
-def test_where_p_values_depend_on_alpha_or_do_not_decide_there_is_no_curve_and_without_a_bound_no_claim() -> None:
+def test_without_a_curve_or_bound_no_claim_is_made() -> None:
     known, audited = known_scores(199, 0), audited_scores()
     for procedure in ("td4eval", "ktd", "storey"):
         config = SelectionConfig.model_validate({"name": "s", "detectors": ["loss"], "procedure": procedure})

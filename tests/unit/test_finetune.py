@@ -96,7 +96,7 @@ def test_a_loss_that_is_no_number_leaves_nothing_behind(tmp_path: Path, tokenize
 
 
 @pytest.mark.parametrize("method", ["lora", "full", "adalora", "ia3"])
-def test_a_killed_training_goes_on_where_it_was_and_ends_with_the_same_bytes_but_takes_up_no_other_work(
+def test_a_killed_training_ends_with_the_same_bytes_and_takes_up_no_other_work(
     tmp_path: Path, tokenizer: Any, method: str
 ) -> None:
     config = CONFIG.model_copy(update={"method": method})
@@ -176,7 +176,7 @@ def test_an_epoch_holds_every_text_once_in_batches_of_like_length() -> None:
     assert trainings.batches_of_an_epoch(lengths, 4, seed=1, epoch=1) != batches
 
 
-def test_a_pass_holds_no_more_tokens_than_allowed_with_their_padding_unless_one_document_does(
+def test_a_pass_holds_no_more_padded_tokens_than_allowed_unless_one_document_does(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     documents = [[0] * length for length in (3, 4, 5, 9, 30, 2)]

@@ -58,7 +58,7 @@ def test_one_detector_with_all_the_weight_selects_exactly_what_bh_selects(
         assert fused.answer.threshold == plain.answer.threshold
 
 
-def test_an_exact_tie_that_bh_selects_is_selected_by_the_detector_that_was_given_all_the_weight() -> None:
+def test_an_exact_tie_that_bh_selects_is_selected_by_a_detector_of_all_the_weight() -> None:
     """Two of ten documents beat all 49 known ones: 10 (1/50) = .1 times 2, which a p-value rounded up would miss."""
     known = np.stack([np.arange(49), np.arange(49)], axis=1)
     audit = np.full((10, 2), -1)
@@ -154,7 +154,7 @@ def documents(seed: int, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray, np
     return known, audit, seen
 
 
-def test_adadetect_with_known_members_calibrates_on_all_documents_and_says_on_what_it_rests() -> None:
+def test_adadetect_with_known_members_calibrates_on_all_and_says_on_what_it_rests() -> None:
     known, audit, seen = documents(3)
     split = verdict_of(known, audit, procedure="adadetect", alpha=0.2)
     whole = verdict_of(known, audit, seen=seen, procedure="adadetect", alpha=0.2)
@@ -230,7 +230,7 @@ def test_a_row_scores_the_same_bits_in_any_shard_and_after_a_journey() -> None:
 
 
 @pytest.mark.parametrize("fit", [fit_score, fit_discriminant])
-def test_what_is_learnt_does_not_see_the_order_of_documents_and_survives_constants_and_absurd_scores(fit: Any) -> None:
+def test_what_is_learnt_does_not_see_the_order_and_survives_absurd_scores(fit: Any) -> None:
     known, rows = made_up(seed=1)
     known[:, 2] = rows[:, 2] = 4.0
     rows[0, 0] = 1e200

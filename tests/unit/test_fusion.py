@@ -69,7 +69,7 @@ def counted_passes(values: np.ndarray) -> int:
     return len(passes)
 
 
-def test_ordinary_p_values_take_two_or_three_passes_and_a_threshold_that_hides_from_many_bins_takes_more() -> None:
+def test_ordinary_p_values_take_two_or_three_passes_and_a_hidden_threshold_more() -> None:
     rng = np.random.default_rng(0)
     assert counted_passes(rounded_up(np.concatenate([rng.random(50_000), rng.random(50_000) ** 6]), N)) <= 3
     m = 4_000
@@ -88,7 +88,7 @@ def test_extremes_one_document_and_nothing_at_all() -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 10**6))
-def test_p_values_are_rounded_up_to_the_next_float32_value_or_multiple_of_half_the_smallest(p: float, n: int) -> None:
+def test_p_values_are_rounded_up_to_float32_or_half_of_its_smallest_step(p: float, n: int) -> None:
     grid = 2 * (n + 1)
     up = float(rounded_up(np.array([p]), n)[0])
     lost = grid * (up - p)
@@ -117,7 +117,7 @@ def test_a_rank_that_all_detectors_give_is_the_p_value_exactly(n: int) -> None:
 
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5])
-def test_equally_spaced_p_values_of_equal_weight_are_fused_to_the_multiple_that_they_give(order: int) -> None:
+def test_equally_spaced_p_values_are_fused_to_the_multiple_that_they_give(order: int) -> None:
     """The mean of cot(x + pi j / d) over j < d is cot(d x); and opposite p-values cancel, in any order."""
     n = 60 * order - 1
     k = np.arange(1, 60)
@@ -131,7 +131,7 @@ def test_equally_spaced_p_values_of_equal_weight_are_fused_to_the_multiple_that_
     assert fuse(opposite[:, [0, 2]], n, weights([1] * 2, "equal")).tolist() == [0.5] * 59
 
 
-def test_equal_ranks_in_another_order_of_equally_weighted_detectors_tie_also_when_they_are_ranked_anew() -> None:
+def test_equal_ranks_in_another_order_of_equal_detectors_tie_also_when_ranked_anew() -> None:
     """`reconformal` ranks the statistic, of which a tie counts against selection."""
     rng = np.random.default_rng(0)
     for n, d in ((49, 3), (1_000, 4), (10**6, 3)):
@@ -165,7 +165,7 @@ def test_fused_p_values_follow_the_definition(n: int, data: st.DataObject) -> No
     assert np.array_equal(np.concatenate([fuse(row[None], n, w) for row in k.astype(np.int32)]), fused)
 
 
-def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_far_into_the_tail() -> None:
+def test_one_detector_alone_keeps_its_p_values_to_the_last_bits_and_into_the_tail() -> None:
     n = 10**7
     k = np.array([[1], [2], [1000], [n // 2], [n]])
     p = k[:, 0] / (n + 1)
@@ -217,7 +217,7 @@ def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
     assert len(whole.rows) == min(size, 50)
 
 
-def test_simes_p_values_of_many_calibration_documents_stay_sharp_and_none_is_above_one() -> None:
+def test_simes_p_values_of_many_calibration_documents_stay_sharp_and_at_most_one() -> None:
     assert float(simes_grid(100_000, TENTH).p(1)) == pytest.approx(-math.expm1(math.log(0.1) / 50_000), rel=1e-12)
     # 1 - delta is 1 in float64, and the margin for rounding would lift it above
     assert smallest_simes(1, Fraction(1, 10**18)) == 1

@@ -49,7 +49,7 @@ runpy.run_module("benchmarks.first_on_gpu", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_on_a_machine_with_torch_and_transformers_alone_and_no_network_both_scripts_run() -> None:
+def test_with_torch_and_transformers_alone_and_no_network_both_scripts_run() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", BARE_MACHINE]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)

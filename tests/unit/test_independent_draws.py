@@ -84,7 +84,7 @@ def test_near_duplicates_are_used_once_and_questions_on_one_passage_each() -> No
     assert used(draws_of_items(apart), apart) == [one["id"] for one in apart]
 
 
-def test_documents_with_versions_of_their_own_are_used_once_for_each_family_of_published_texts() -> None:
+def test_documents_with_own_versions_are_used_once_for_each_published_family() -> None:
     rng, rows = random.Random(3), make_versions(4, lambda rng, texts: rng.randrange(6))
     text = passage(rng)
     family = [
@@ -96,7 +96,7 @@ def test_documents_with_versions_of_their_own_are_used_once_for_each_family_of_p
     assert used(draws, rows) == [row["id"] for row in rows]
 
 
-def test_documents_that_share_all_their_versions_are_used_once_whatever_was_published() -> None:
+def test_documents_that_share_all_versions_are_used_once_whatever_was_published() -> None:
     rng = random.Random(4)
     texts = [passage(rng) for _ in range(6)]
     rows = [{"id": f"d{i}", "versions": rng.sample(texts, 6), "index": i % 6} for i in range(8)]

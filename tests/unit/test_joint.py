@@ -90,7 +90,7 @@ def test_bh_on_the_largest_p_value_is_bh_on_it_and_holds_the_proved_list(
     assert not (joint_select(evidence, p) & ~by_p).any()
 
 
-def test_a_level_is_the_fewest_documents_at_which_one_counts_and_counts_of_parts_add_up_to_those_of_the_whole() -> None:
+def test_a_level_is_the_fewest_documents_at_which_one_counts_and_parts_add_up() -> None:
     found = JointEvidence(999, 100, TENTH, Fraction(2)).levels(np.arange(1, 1001) / 1000)
     assert found.tolist() == [min(2 * k, 101) for k in range(1, 1001)]
     levels = np.array([3, 1, 9, 1, 2, 9, 12])
@@ -123,7 +123,7 @@ def test_no_fewer_than_the_resolution_says_are_selected_and_as_many_can_be() -> 
             assert joint_select(evidence, p).sum() == (count if count >= small.fewest else 0)
 
 
-def test_the_smallest_alpha_and_the_needed_documents_of_each_group_are_the_limits_that_they_say() -> None:
+def test_the_smallest_alpha_and_needed_documents_of_each_group_are_the_stated_limits() -> None:
     m = 200
     evidence = [JointEvidence.of(n, m, Fraction(1, 1000)) for n in (99, 300)]
     small = joint_resolution(evidence)

@@ -73,7 +73,7 @@ def test_the_filter_found_by_counting_equals_the_definition(
         assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
 
 
-def test_symmetric_signs_pass_skewed_ones_fail_in_a_sentence_and_nothing_is_claimed_on_a_handful_of_documents() -> None:
+def test_symmetric_signs_pass_skewed_ones_fail_and_a_handful_shows_nothing() -> None:
     rng = np.random.default_rng(2)
     fair = sign_symmetry(rng.normal(size=1000))
     assert fair.outcome == "inconclusive"
@@ -198,7 +198,7 @@ def test_equal_spreads_and_no_documents_have_a_scale_and_unequal_ones_need_twent
         assert (run_passes(find_scale(10), lambda spread=spread: [spread]) != Scale()) == scaled
 
 
-def test_a_selection_that_names_the_spread_divides_by_it_and_one_that_does_not_stays_as_it_is() -> None:
+def test_a_selection_divides_by_the_spread_only_where_it_names_it() -> None:
     rng, column, k = np.random.default_rng(5), "knockoff(base=loss, draws=10, combine=simultaneous)", 11
     each = np.exp(rng.normal(0, 2, 400))
     scores = rng.normal(size=(400, k)) * each[:, None]

@@ -93,7 +93,7 @@ def test_labels_may_be_spelt_in_these_ways(tmp_path: Path) -> None:
         assert [d.row for d in documents["unseen"]] == [1, 2]
 
 
-def test_a_column_that_does_not_say_who_is_a_member_is_one_line_that_names_its_values(tmp_path: Path) -> None:
+def test_a_label_column_that_does_not_name_members_is_one_line_with_its_values(tmp_path: Path) -> None:
     for labels, part in (
         (
             [0, 1, 2],
@@ -129,7 +129,7 @@ def test_a_row_without_a_label_goes_to_quarantine_and_none_vanishes(tmp_path: Pa
     assert "no label in column 'label'" in str(documents["unseen"][0].problem)
 
 
-def test_a_wrong_label_column_text_files_and_a_third_value_beyond_the_limit_are_named(tmp_path: Path) -> None:
+def test_wrong_label_columns_text_files_and_a_third_value_beyond_the_limit_are_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [0, 1])
     line = refusal(path, labelled={"label": "labels"})
     assert "no column 'labels' in" in line
@@ -185,7 +185,7 @@ def test_a_corpus_that_does_not_do_for_a_command_says_what_to_add() -> None:
             assert "seenset evaluate" in line
 
 
-def test_selections_are_left_out_where_nothing_is_to_be_judged_and_kept_where_something_is() -> None:
+def test_selections_are_left_out_only_where_nothing_is_to_be_judged() -> None:
     selections = [{"name": "members", "detectors": ["loss"]}]
     both = {"seen": SOURCE, "unseen": SOURCE}
     shared = {"run": "r", "model": {"path": "m"}, "selections": selections}

@@ -84,7 +84,7 @@ def test_what_is_not_as_it_was_appended_is_named(ledger: Store, change: Callable
     assert words in problem(ledger)
 
 
-def test_a_store_that_cannot_be_written_to_or_tell_the_first_of_two_writers_holds_no_ledger() -> None:
+def test_a_store_without_exclusive_writes_holds_no_ledger() -> None:
     class Forgetful(AbstractFileSystem):
         protocol = "forgetful"
 

@@ -74,7 +74,7 @@ def all_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_jsonl_keeps_every_byte_but_the_texts_and_private_files_hold_what_proves_them(tmp_path: Path) -> None:
+def test_jsonl_keeps_every_byte_but_the_texts_and_private_files_hold_the_proof(tmp_path: Path) -> None:
     marked = mark_file(write_jsonl(tmp_path / "a.jsonl", texts()), tmp_path / "out", created="2026-01-31")
     assert (marked.documents, marked.marked, marked.unmarked) == (6, 5, {"fewer than 5 sites": 1})
     old = (tmp_path / "a.jsonl").read_text(encoding="utf-8").split("\n")
@@ -167,7 +167,7 @@ def test_the_same_seed_gives_the_same_bytes_from_anywhere_and_none_others_every_
     assert all(int(seed) > 1 << 200 for seed in seeds)
 
 
-def test_rows_without_a_text_are_copied_and_named_and_a_text_that_stands_twice_changes_once(tmp_path: Path) -> None:
+def test_rows_without_a_text_are_copied_and_a_text_that_stands_twice_changes_once(tmp_path: Path) -> None:
     twice = {"title": texts()[0], "text": texts()[0]}
     lines = [b'{"text": 5}', b'{"id": 1}', b"no json", b'{"text": "\xff"}', json.dumps(twice).encode()]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
@@ -367,7 +367,7 @@ def test_nothing_is_overwritten_and_no_input_holds_its_output(tmp_path: Path) ->
     assert not os.path.exists(tmp_path / "new")
 
 
-def test_the_command_prints_what_a_person_checks_and_refuses_a_wrong_option_in_one_line(tmp_path: Path, capsys) -> None:
+def test_the_command_prints_what_a_person_checks_and_refuses_a_wrong_option(tmp_path: Path, capsys) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(20))
     printed = here(capsys, "mark", path, "--out", tmp_path / "out", "--id", "id", "--seed", "3")[0]
     assert "19 of 20 documents are marked, each published in one of 20 versions" in printed

@@ -210,7 +210,7 @@ def test_versions_are_distinct_and_lead_back_to_their_index(k: int) -> None:
         assert bytes(site.form for site in find_sites(text, ENGLISH)) == drawn.choices[number]
 
 
-def test_versions_and_indices_follow_from_seed_and_id_and_too_few_of_them_are_a_reason() -> None:
+def test_versions_and_indices_follow_from_seed_and_id_and_too_few_are_a_reason() -> None:
     pairs = (("a", 1), ("a", 1), ("b", 1), ("a", 2))
     drawn = [draw_versions(PASSAGE, doc_id, 20, seed, ENGLISH) for doc_id, seed in pairs]
     assert drawn[0] == drawn[1]

@@ -107,7 +107,7 @@ def made(options: list[str], keep: bool = False) -> tuple[list[str], int]:
     return texts, index
 
 
-def test_marks_return_by_place_in_every_version_and_the_published_one_is_the_item_as_it_stands() -> None:
+def test_marks_return_by_place_in_every_version_and_the_published_one_is_unchanged() -> None:
     options = marked("({}) ", "ABCD")
     texts, index = made(options)
     assert len(texts) == 24
@@ -155,7 +155,7 @@ def texts_of(path: Path, rows: list[Row]) -> dict[str, set[str]]:
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_know_lettered_items_is_not_accused_whatever_their_shuffle(
+def test_a_model_that_cannot_know_lettered_items_is_accused_by_no_shuffle(
     tmp_path: Path, shared_folder: Path, smollm2_file: Path
 ) -> None:
     """With marks inside the options 39 of these 40 invented items were selected, and the verdict had p = .0001."""

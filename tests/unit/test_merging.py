@@ -254,7 +254,7 @@ def test_an_adapter_that_changes_more_than_layers_is_refused_by_name(
     assert line.startswith(f"adapter {config.adapter}: a {case} adapter can be neither merged nor kept beside the weig")
 
 
-def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside_the_weights(
+def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside(
     saved: Callable[[str], ModelConfig], tmp_path: Path
 ) -> None:
     config = saved("a bias that the layer lacks")

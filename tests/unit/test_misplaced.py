@@ -287,7 +287,7 @@ def test_a_word_is_answered_by_no_number(place: Path) -> None:
         ("run: @first", "put the value in quotes"),
     ],
 )
-def test_paths_of_windows_and_what_yaml_reads_otherwise_are_answered_by_how_to_write_them(
+def test_paths_of_windows_and_misread_yaml_are_answered_by_how_to_write_them(
     place: Path, line: str, answer: str
 ) -> None:
     (place / "audit.yaml").write_text(with_line(line))

@@ -616,7 +616,7 @@ def test_plan_warns_of_an_adapter_that_names_another_base(
     assert "\u202e" not in output
 
 
-def test_a_tokenizer_that_was_trained_with_dropout_gives_the_same_tokens_at_every_call(folder: Path) -> None:
+def test_a_tokenizer_trained_with_dropout_gives_the_same_tokens_at_every_call(folder: Path) -> None:
     plain = open_tokenizer(ModelConfig(path=str(folder)))(TEXT)["input_ids"]
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["model"]["dropout"] = 0.5
@@ -645,7 +645,7 @@ def test_a_hub_id_opens_from_the_cache_without_a_network(folder: Path, tmp_path:
     assert name == str(snapshot)
 
 
-def test_a_system_without_symbolic_links_gets_hard_ones_and_one_without_both_is_one_line(
+def test_without_symbolic_links_hard_ones_are_made_and_without_both_it_is_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:

@@ -160,7 +160,7 @@ def test_a_broken_or_foreign_folder_is_one_line(folder, change, message):
     assert message in refusal(ModelConfig(path=str(folder)))
 
 
-def test_wrong_paths_and_damaged_weights_are_one_line_and_pickled_ones_open_where_they_may(folder):
+def test_wrong_paths_and_damaged_weights_are_one_line_and_pickles_open_if_allowed(folder):
     assert "is a file that is not GGUF" in refusal(ModelConfig(path=str(folder / "config.json")))
     assert "did you mean 'model'" in refusal(ModelConfig(path=str(folder.parent / "modle")))
     pickle_weights(folder)

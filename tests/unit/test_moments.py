@@ -36,7 +36,7 @@ def test_mean_and_variance_are_those_of_the_numbers(values: list[float]) -> None
     assert moments.variance == pytest.approx(float(np.var(values, ddof=1)), rel=1e-6, abs=spread**2)
 
 
-def test_many_numbers_do_not_overflow_one_has_no_variance_and_none_the_mean_of_the_centre() -> None:
+def test_many_numbers_do_not_overflow_and_one_or_none_have_no_variance_or_mean() -> None:
     values = np.full(300_000, np.nextafter(1.0, 0.0))
     assert exact_sum(-values) == -300_000 * Fraction(float(values[0]))
     assert (Moments.of(np.array([3.0]), 1.0).variance, Moments.of(np.array([]), 1.5).mean) == (0, 1.5)

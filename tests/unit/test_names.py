@@ -66,3 +66,9 @@ def test_names_are_nouns_of_the_field(path: Path) -> None:
 def snake(name: str) -> str:
     """A name in lower case with underlines between its words."""
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def test_names_of_tests_have_at_most_80_characters() -> None:
+    names = {name for path in (ROOT / "tests").rglob("test_*.py") for _, name in names_made_in(path)}
+    assert len([name for name in names if name.startswith("test_")]) > 1_000
+    assert sorted(name for name in names if name.startswith("test_") and len(name) > 80) == []

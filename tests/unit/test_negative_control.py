@@ -43,7 +43,7 @@ def test_alarms_are_those_of_bh_written_out() -> None:
     assert (verdict.name, verdict.verdicts) == (VERDICT, None), "nine documents are too few for the permutation test"
 
 
-def test_the_permutation_test_is_counted_and_shows_no_more_than_chance_and_too_large_a_split_is_refused() -> None:
+def test_the_permutation_test_shows_no_more_than_chance_and_refuses_a_large_split() -> None:
     *_, verdict = count_alarms(finite_scores(60), BH, 30, 30, 100)
     assert clopper_pearson(verdict.verdicts, 100, 0.0005)[0] <= 0.01
     assert "a split takes 60 documents, got 59" in user_error(count_alarms, finite_scores(59), BH, 30, 30, 1)

@@ -41,7 +41,7 @@ def test_the_package_is_imported_in_a_moment_and_names_what_is_stable() -> None:
         seenset.scores  # noqa: B018
 
 
-def test_scores_are_those_of_the_passes_whatever_the_batch_also_of_a_detector_made_here(model: LanguageModel) -> None:
+def test_scores_are_those_of_the_passes_whatever_the_batch_also_of_an_own_detector(model: LanguageModel) -> None:
     @seenset.detector(needs={seenset.FORWARD: "log_prob"})
     def worst_token(evidence: seenset.Evidence) -> torch.Tensor:
         return evidence[seenset.FORWARD].log_prob.amin(1)
@@ -104,7 +104,7 @@ def table(seed: int, members: int = 0) -> pa.Table:
     return pa.table({"doc_id": [f"{seed}-{i}" for i in range(200)], **columns})
 
 
-def test_tables_of_several_detectors_are_fused_or_one_is_named_and_groups_calibrated_each_on_its_own() -> None:
+def test_tables_of_several_detectors_are_fused_and_groups_calibrated_on_their_own() -> None:
     assert "columns loss, min_k: choose, as in" in user_error(seenset.select, table(1, 40), table(2))
     one = seenset.select(table(1, 40), table(2), detectors=["min_k"])
     assert (one.p_values == seenset.select(made_up(101, 40), made_up(102)).p_values).all()

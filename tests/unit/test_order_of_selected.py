@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
     return folder
 
 
-def test_a_fused_statistic_orders_before_the_score_of_the_detector_of_the_largest_weight(folder: Path) -> None:
+def test_a_fused_statistic_orders_before_the_score_of_the_heaviest_detector(folder: Path) -> None:
     rows = listed(folder, "fused")
     weights = json.loads((folder / "run/selection/fused/summary.json").read_text())["weights"]
     column = ["loss", "zlib"][weights.index(max(weights))]

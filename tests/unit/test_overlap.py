@@ -108,7 +108,7 @@ def test_a_licence_a_dateline_or_a_title_makes_no_copies(tmp_path: Path) -> None
             assert summary.n_calibration == 20, "all that was not trained on"
 
 
-def test_short_texts_are_copies_only_if_equal_and_no_adapter_judges_what_it_was_trained_on(tmp_path: Path) -> None:
+def test_short_texts_are_copies_only_if_equal_and_no_adapter_judges_its_own_training(tmp_path: Path) -> None:
     audit, known = [*many("audited {} alone"), "One  TEXT here"], many("known {} alone")
     select(tmp_path, audit, [*known, "one text there"])
     error = user_error(select, tmp_path, audit, [*known, "one text here"])
@@ -119,7 +119,7 @@ def test_short_texts_are_copies_only_if_equal_and_no_adapter_judges_what_it_was_
         assert "the adapters were trained on 1 audit documents and cannot judge these" in error
 
 
-def test_an_adapter_that_was_trained_on_a_near_duplicate_judges_where_that_can_only_cost_power(tmp_path: Path) -> None:
+def test_an_adapter_trained_on_a_near_duplicate_judges_where_it_can_only_cost_power(tmp_path: Path) -> None:
     edition = "{} " + article(1)
     audit = [*map(article, range(10, 40)), edition.format("first")]
     known = [*map(article, range(100, 130)), f"{article(2)} one", f"{article(2)} two"]

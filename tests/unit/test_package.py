@@ -31,7 +31,7 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_nothing_under_pipeline_imports_ray_and_commands_on_a_finished_run_load_no_torch() -> None:
+def test_pipeline_imports_no_ray_and_commands_on_a_finished_run_load_no_torch() -> None:
     assert [path for path in (ROOT / "pipeline").rglob("*.py") if imported(path) & {"ray", "ray_jobs"}] == []
     modules = "ray_jobs.select, ray_jobs.commands, pipeline.report.page, pipeline.answers.verdict"
     heavy = {"torch", "transformers", "ray", "matplotlib.pyplot"}

@@ -102,7 +102,7 @@ def test_rounding_of_one_small_loss_changes_no_ez_and_the_order_is_that_of_the_p
     assert np.array_equal(np.argsort(made, kind="stable"), np.argsort(ratio, kind="stable"))
 
 
-def test_what_is_no_number_is_nan_in_its_document_alone_and_other_numbers_of_tokens_are_never_compared() -> None:
+def test_what_is_no_number_is_nan_in_its_document_alone() -> None:
     for place, bad in product((0, 1), (math.nan, -math.inf)):
         given = [[[-1.0, -2.0], [-1.0, -2.0]], [[-2.0, -1.0], [-2.0, -1.0]]]
         given[place][1][0] = bad

@@ -94,7 +94,7 @@ def test_pieces_end_where_sentences_end_or_between_words_and_hold_as_many_as_fit
     assert split_text("abc", lambda piece: 9, 5) == ["a", "b", "c"]
 
 
-def test_only_what_is_surely_no_paraphrase_is_taken_off_and_case_and_punctuation_make_none():
+def test_only_what_is_surely_no_paraphrase_is_taken_off():
     for answer, source, expected in (
         ('  "Some words."\n', "Words.", "Some words."),
         ("“Some words.”", "Words.", "Some words."),
@@ -216,7 +216,7 @@ def test_the_prompt_the_piece_and_its_answer_fit_the_model(t5, chat):
     assert piece_limit(narrow, ParaphraseSettings(Sampling(), piece_tokens=1000)) == (600 - beside - 32) // 3
 
 
-def test_settings_outside_their_limits_and_a_model_that_takes_no_instruction_are_refused(tiny_model_folder):
+def test_settings_outside_their_limits_and_models_without_instructions_are_refused(tiny_model_folder):
     for name, value in (("piece_tokens", 7), ("longest", 0.5), ("redraws", -1)):
         assert f"{name} must be at least" in user_error(ParaphraseSettings, Sampling(), **{name: value})
     lm = open_paraphraser(ModelConfig(path=str(tiny_model_folder)))

@@ -145,7 +145,7 @@ def test_every_path_is_relative_to_its_file(project: Path, root: type[BaseModel]
     assert placed(AuditConfig, packaged, str(project)) == packaged
 
 
-def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
+def test_settings_that_are_paths_are_those_whose_descriptions_name_files_or_folders() -> None:
     found = {path for root in ROOTS for path, _, _, place in settings_of(root) if place is not None}
     named = {
         path
@@ -158,7 +158,7 @@ def test_the_settings_that_are_paths_are_those_whose_descriptions_name_files_or_
     assert {path for path in named - found if path.rpartition(".")[2] not in NO_PATHS} == set()
 
 
-def test_overrides_are_relative_to_the_working_directory_and_a_run_in_it_is_told_from_a_new_one(project: Path) -> None:
+def test_overrides_are_relative_to_the_working_directory_and_runs_are_told_apart(project: Path) -> None:
     write_rows(Path("mine.jsonl"), "a text of mine")
     here = Path.cwd().resolve()
     config = load_config(str(project / "audit.yaml"), ["corpus.audit.path=mine.jsonl", "run=runs/y"])

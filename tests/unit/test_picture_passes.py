@@ -163,7 +163,7 @@ def test_a_model_of_pictures_and_one_of_texts_say_what_they_read(llava: Path, ti
     assert facts["parameters"] == sum(p.numel() for p in open_picture_model(model).model.parameters())
 
 
-def test_a_processor_that_makes_no_room_for_a_picture_is_refused_before_the_weights_are_read(tmp_path: Path) -> None:
+def test_a_processor_without_room_for_a_picture_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     save_llava(tmp_path)
     for weights in tmp_path.glob("*.safetensors"):
         weights.write_bytes(b"")

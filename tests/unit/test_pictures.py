@@ -231,7 +231,7 @@ def test_a_tar_file_of_webdataset_is_read_sample_by_sample(tmp_path: Path) -> No
     assert "; did you mean 'png'" in error
 
 
-def test_pictures_of_16_bits_keep_their_pixels_and_of_32_bits_or_beyond_pillow_are_refused() -> None:
+def test_pictures_of_16_bits_keep_their_pixels_and_deeper_ones_are_refused() -> None:
     levels = np.random.default_rng(0).integers(300, 60_000, (40, 40))
     grey = open_picture(encoded(Image.fromarray(levels.astype(np.uint16))))
     assert np.array_equal(np.asarray(grey)[..., 0], levels >> 8)
@@ -242,7 +242,7 @@ def test_pictures_of_16_bits_keep_their_pixels_and_of_32_bits_or_beyond_pillow_a
     assert beyond_pillow[0] == "too_large"
 
 
-def test_pictures_without_a_pattern_are_near_duplicates_only_where_their_colours_are_alike() -> None:
+def test_pictures_without_a_pattern_are_near_duplicates_only_if_colours_are_alike() -> None:
     ramp = np.linspace(0, 255, 64, dtype=np.uint8)
     across = Image.fromarray(np.broadcast_to(ramp, (64, 64)).copy()).convert("RGB")
     plain = [Image.new("RGB", (60, 40), colour) for colour in ("red", "blue", "white", "black", "#404040")]
@@ -308,7 +308,7 @@ def option_marks(rows: Sequence[int], keeps: bool) -> RowMarks:
     return RowMarks(iter([np.array(rows, dtype=np.int64)]), keeps)
 
 
-def test_the_kept_samples_of_a_tar_file_have_all_their_files_and_one_that_is_cut_is_no_export(tmp_path: Path) -> None:
+def test_kept_samples_of_a_tar_file_have_all_files_and_a_cut_file_is_no_export(tmp_path: Path) -> None:
     keys, endings = ("set/a.b/0", "set/a.b/1", "set/2", "3"), (".png", ".txt", ".seg.json")
     content = {f"{key}{end}": PNG[0] if end == ".png" else key.encode() for key in keys for end in endings}
     path = Path(tar_of(tmp_path / "shard.tar", content))

@@ -70,7 +70,7 @@ def test_beside_trainings_only_actors_that_fit_count(nodes: list[Node], gpus: fl
         assert places_beside(nodes, shape, trainers) == fitting(machines, gpus, cpus)
 
 
-def test_eight_gpus_at_three_tenths_hold_24_actors_and_what_no_node_can_place_is_refused() -> None:
+def test_eight_gpus_at_three_tenths_hold_24_actors_and_what_fits_no_node_is_refused() -> None:
     nodes, resources = [Node(64.0, 8.0)], ResourcesConfig(gpus_per_actor=0.3)
     assert actors(resources, nodes, 1000)[:2] == (24, 48)
     assert actors(resources, nodes, 5)[:2] == (5, 5)

@@ -174,7 +174,7 @@ def test_a_file_of_the_users_is_loaded_by_its_content(tmp_path: Path) -> None:
         parse_detectors(["lowest"])
 
 
-def test_an_import_that_is_no_plugin_or_cannot_be_loaded_or_has_a_name_of_another_is_one_line(tmp_path: Path) -> None:
+def test_an_import_that_is_no_plugin_or_takes_a_used_name_is_one_line(tmp_path: Path) -> None:
     for text, message in (
         ("x = = 1", "my_detectors.py, line 1: cannot be imported: SyntaxError: invalid syntax"),
         (
@@ -251,7 +251,7 @@ def test_an_installed_module_counts_by_all_of_its_package(tmp_path: Path, monkey
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_configuration_or_trial_names_a_plugins_detector_and_procedure_as_its_schema_allows(tmp_path: Path) -> None:
+def test_a_configuration_names_detectors_and_procedures_of_a_plugin(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD + PROCEDURE)
     config = build_config(
         audit(path, detectors=["lowest"]), ["selections.0.detectors=[lowest]", "selections.0.procedure=half"]

@@ -62,7 +62,7 @@ def test_scores_are_their_formulas() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 32])
 @pytest.mark.parametrize("shares", [True, False])
-def test_a_cache_of_the_prefix_gives_the_scores_of_concatenation_in_batches_of_any_size(
+def test_a_cached_prefix_gives_the_scores_of_concatenation_in_batches_of_any_size(
     tiny: LanguageModel, size: int, shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert shared.shares_beginnings(tiny)

@@ -142,7 +142,7 @@ def about(plan: Plan, name: str) -> list[str]:
     return [line for line in said(plan) if f"selection {name}: the" in line or f"selection {name}: one" in line]
 
 
-def test_grouped_unseen_documents_are_a_warning_that_states_the_remedy_and_the_shortest_list_with_it(
+def test_grouped_unseen_documents_are_a_warning_with_remedy_and_shortest_list(
     tmp_path: Path,
 ) -> None:
     texts = list(map(text, range(60))), list(map(text, range(100, 160)))
@@ -175,7 +175,7 @@ def test_grouped_unseen_documents_are_a_warning_that_states_the_remedy_and_the_s
     assert not about(few, "bh"), "groups of one document each"
 
 
-def test_a_few_large_groups_of_both_roles_turn_storey_into_bh_and_the_plan_says_what_keeps_it(tmp_path: Path) -> None:
+def test_large_groups_of_both_roles_turn_storey_into_bh_and_the_plan_says_so(tmp_path: Path) -> None:
     texts = list(map(text, range(60))), list(map(text, range(100, 160)))
 
     def language(role: str, i: int) -> str:

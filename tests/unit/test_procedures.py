@@ -179,7 +179,7 @@ def test_known_members_that_tell_nothing_give_a_null_proportion_of_one() -> None
     assert above.unclipped > 1 == above.pi0
 
 
-def test_audited_documents_with_the_mean_p_of_the_known_ones_give_a_null_proportion_of_one() -> None:
+def test_audited_documents_with_the_mean_p_of_known_ones_give_a_null_share_of_one() -> None:
     """Their estimate is 0 in exact arithmetic, and rounding must not make it a small positive number."""
     for n, low, high in ((m, *pair) for m in (9, 17, 30, 100) for pair in combinations(range(2, m // 2), 2)):
         known = RankCounts.of(np.array([low, high]), n)
@@ -266,7 +266,7 @@ def test_exactly_the_minimum_can_be_selected(n: int, conditional: bool, m: int, 
     assert of_the_methods_page == [9_991, 100]
 
 
-def test_every_procedure_decides_a_hundred_million_documents_over_a_hundred_thousand_p_values_at_once() -> None:
+def test_every_procedure_decides_a_hundred_million_documents_at_once() -> None:
     rng = np.random.default_rng(1)
     grid, _ = pool([Grid.uniform(60_000), Grid.uniform(39_999)])
     members = np.exp(-np.arange(grid.size) / 10)

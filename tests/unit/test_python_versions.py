@@ -19,7 +19,7 @@ def draw_versions(published: np.ndarray) -> Versions:
     return Versions(tuple(f"doc-{i}" for i in range(len(published))), texts, tuple(published.tolist()))
 
 
-def test_documents_whose_published_version_stands_out_are_selected_and_the_collection_shows() -> None:
+def test_documents_whose_published_version_stands_out_are_selected_and_shown() -> None:
     rng = np.random.default_rng(11)
     published = rng.integers(EACH, size=COUNT)
     scores = rng.normal(size=(COUNT, EACH))

@@ -79,7 +79,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "lm"
 
 
-def test_files_of_lm_eval_become_accuracies_on_all_and_on_clean_items_and_say_who_changes_places(
+def test_files_of_lm_eval_become_accuracies_on_all_and_clean_items_and_ranks(
     runs: Runs, results: Path, tmp_path: Path, ranked: Ranked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (task,) = ranked(results, "--run", runs[0])["tasks"]

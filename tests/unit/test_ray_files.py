@@ -21,7 +21,7 @@ def settings(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
-def test_ray_takes_a_cluster_file_that_lets_nobody_in_without_a_token_and_names_what_there_is(path: Path) -> None:
+def test_ray_takes_a_cluster_file_that_lets_nobody_in_without_a_token(path: Path) -> None:
     schema = json.loads(files("ray.autoscaler").joinpath("ray-schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(settings(path), schema)
     with pytest.raises(jsonschema.ValidationError, match="worker_count"):
@@ -44,7 +44,7 @@ def test_ray_takes_a_cluster_file_that_lets_nobody_in_without_a_token_and_names_
     assert PROJECT["project"]["requires-python"] == f">={python}"
 
 
-def test_every_file_of_the_cluster_folder_is_in_the_package_and_one_for_each_kind_of_machine() -> None:
+def test_the_package_has_every_cluster_file_and_one_for_each_kind_of_machine() -> None:
     assert {settings(path)["provider"]["type"] for path in CLUSTERS} == {"aws", "gcp", "local"}
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["cluster"]
     packed = {path for pattern in patterns for path in (ROOT / "cluster").glob(pattern)}

@@ -142,7 +142,7 @@ def test_outcomes_and_conclusions_have_no_truth_value_and_are_written_as_words()
         assert f"{word}" == str(word) == word.value
 
 
-def test_the_worst_outcome_decides_a_conclusion_and_the_worst_conclusion_one_that_rests_on_several() -> None:
+def test_the_worst_outcome_decides_a_conclusion_and_the_worst_conclusion_several() -> None:
     alone = {"passed": "supported", "inconclusive": "inconclusive", "failed": "contradicted"}
     assert {str(outcome): str(conclude([outcome])) for outcome in Outcome} == alone
     for some in itertools.product(Outcome, repeat=3):
@@ -176,7 +176,7 @@ def test_an_old_manifest_is_refused_with_the_version_that_wrote_it(store: Store)
     assert "was written by seenset of an unknown version in an older form" in user_error(read_run, store)
 
 
-def test_a_manifest_with_a_retired_setting_is_refused_with_what_to_do_instead_and_not_called_damaged(
+def test_a_manifest_with_a_retired_setting_says_what_to_do_instead(
     store: Store,
 ) -> None:
     def change(manifest: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def test_a_missing_and_an_unknown_key_are_named(store: Store, name: str, key: st
     assert f"{name} is damaged: missing key '{key}'" in missing
 
 
-def test_a_value_of_the_wrong_kind_a_damaged_histogram_and_a_damaged_shard_table_are_named(store: Store) -> None:
+def test_wrong_kinds_of_values_damaged_histograms_and_shard_tables_are_named(store: Store) -> None:
     rewrite(store, "selection/members/scores.json", lambda value: {**value, "edges": value["edges"][1:]})
     assert "selection/members/scores.json is damaged: 128 counts of audit, 128 edges" in user_error(read_facts, store)
     rewrite(store, "selection/members/summary.json", lambda value: value.update(n_selected="many"))

@@ -155,7 +155,7 @@ def test_nothing_selected_is_not_an_acquittal(tmp_path: Path) -> None:
     assert "Here no point is." in page.text
 
 
-def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_say_nothing_against_ranks(tmp_path: Path) -> None:
+def test_a_knockoff_filter_says_how_few_it_could_select_and_its_signs_do_not_count(tmp_path: Path) -> None:
     store = build_run(tmp_path, members=0.0, drawn=())
     for alpha, fewest in ((0.1, "10 documents."), (0.001, "1,000 documents and only 240 are audited")):
         amend(store, "members", procedure="ktd", alpha=alpha, guarantee="heuristic")
@@ -215,7 +215,7 @@ def test_a_failed_check_stands_in_the_answer_itself_and_voids_all_guarantees(tmp
     assert "✓ passed Overlap between roles. No calibration document is also audited." in rest
 
 
-def test_several_selections_have_no_common_guarantee_and_those_that_were_not_made_are_named(tmp_path: Path) -> None:
+def test_several_selections_have_no_common_guarantee_and_missing_ones_are_named(tmp_path: Path) -> None:
     store = build_run(tmp_path, selections=({}, {"name": "wide", "alpha": 0.3}))
     page, facts = report(store)
     assert [entry.summary.name for entry in facts.selections] == ["members", "wide"]
@@ -231,7 +231,7 @@ def test_several_selections_have_no_common_guarantee_and_those_that_were_not_mad
     assert store.names("report/figures") == []
 
 
-def test_what_was_fine_tuned_on_changed_in_the_texts_or_left_out_of_gradient_norms_is_told(tmp_path: Path) -> None:
+def test_what_was_fine_tuned_on_changed_or_left_out_of_gradient_norms_is_told(tmp_path: Path) -> None:
     store = build_run(tmp_path, drawn=())
     training, few = FinetuneConfig(method="lora", epochs=3), ["0a1b2c3d"] * 30
     adapter = AdapterRecord(folder="adapters/0", training=training, train_on=["unseen", "seen"], documents=few)
@@ -457,7 +457,7 @@ def test_small_selections_are_whole_and_large_ones_share_the_rest() -> None:
     assert even_shares([], 20_000) == []
 
 
-def test_markup_hidden_characters_places_and_odd_scores_are_data_and_a_damaged_list_is_named(tmp_path: Path) -> None:
+def test_markup_hidden_characters_and_odd_scores_are_data_in_a_list(tmp_path: Path) -> None:
     ids = ["/data/audit.jsonl#0", SCRIPT, "a\u202eb"]
     odd = {"score_0": [np.nan, np.inf, 0.123456789], "excerpt": ["one", SCRIPT, "c\u202ed"]}
     store = with_selected(tmp_path, many(3, doc_id=ids, source=["/data/audit.jsonl"] * 3, **odd))

@@ -166,7 +166,7 @@ def test_what_was_not_tested_is_no_green_light(tmp_path: Path) -> None:
     )
 
 
-def test_a_note_that_some_selections_share_is_printed_once_and_what_one_alone_has_stays_with_it(tmp_path: Path) -> None:
+def test_a_note_that_selections_share_is_printed_once_and_that_of_one_stays_with_it(tmp_path: Path) -> None:
     names = ["one", "two", "three", "four"]
     store = build_run(tmp_path, selections=tuple({"name": name} for name in names), drawn=())
     overlap, alike = (
@@ -192,7 +192,7 @@ def test_a_note_that_some_selections_share_is_printed_once_and_what_one_alone_ha
     assert cards.count("Passed: ") == 3
 
 
-def test_a_model_is_called_by_its_name_and_two_runs_by_as_much_of_their_paths_as_tells_them_apart() -> None:
+def test_a_model_is_called_by_its_name_and_runs_by_what_tells_their_paths_apart() -> None:
     for path, name in {
         "HuggingFaceTB/SmolLM2-135M": "HuggingFaceTB/SmolLM2-135M",
         "/home/somebody/secret-project/tiny": "tiny",
@@ -303,7 +303,7 @@ def test_what_is_not_known_is_stated_as_not_known(tmp_path: Path) -> None:
     assert "Model served, digest not known: an endpoint does not state its weights" in shown(page_of(store)[0])
 
 
-def test_no_absolute_path_stands_above_provenance_and_ids_are_relative_to_their_corpus(tmp_path: Path) -> None:
+def test_no_absolute_path_stands_above_provenance_and_ids_are_relative(tmp_path: Path) -> None:
     store = run_of(tmp_path, build={"selections": ({}, {"name": "wide", "alpha": 0.3})})
     repeated = CountDiagnostic(
         outcome=Outcome.PASSED, sentence=f"1 document repeats an id: {tmp_path}/audit.jsonl#3.", count=1

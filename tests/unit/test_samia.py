@@ -54,7 +54,7 @@ def test_rouge_counts_each_ngram_as_often_as_it_is_in_both(candidate, n, kind, e
     assert rouge(candidate.split(), REFERENCE.split(), n, kind) == expected
 
 
-def test_a_longer_candidate_gains_nothing_and_no_bytes_unless_all_its_words_are_asked_for_and_no_ngrams_give_no_score():
+def test_a_longer_candidate_gains_nothing_unless_all_its_words_are_asked_for():
     assert math.isnan(rouge(["a"], [], 1))
     assert math.isnan(samia_score(["a b"], "one", n=2))
     candidate = "no no no no no no the cat sat on the mat"
@@ -156,7 +156,7 @@ def test_a_text_without_blanks_is_cut_and_compared_by_characters(script):
     assert samia_score(["no such word"], task.reference) == 0.0
 
 
-def test_rouge_of_characters_is_its_definition_and_composed_characters_equal_decomposed_ones():
+def test_rouge_of_characters_is_its_definition_for_composed_and_decomposed_ones():
     assert samia_score(["我不喜欢"], "我喜欢猫") == 3 / 4
     assert samia_score(["我不喜欢"], "我喜欢猫", n=2) == 1 / 3
     assert samia_score(["我不喜欢狗"], "我喜欢猫", kind="precision", candidate_words="all") == 3 / 5

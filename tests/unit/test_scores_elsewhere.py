@@ -80,7 +80,7 @@ def verdicts(folder: Path, name: str) -> list[Row]:
     return sorted(table.drop_columns(["source"]).to_pylist(), key=lambda row: row["doc_id"])
 
 
-def test_imported_scores_give_the_answers_of_their_run_to_the_byte_and_are_planned_packed_and_verified(
+def test_imported_scores_are_planned_packed_and_verified_to_the_answers_of_their_run(
     scored: Path, again: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_texts = again.name == "with"

@@ -276,7 +276,7 @@ def copies(sizes: list[int]) -> NearDuplicates:
 
 
 @pytest.mark.parametrize("sizes", [[3, 1, 1, 1], [2, 2, 2], [4, 3, 2, 1, 1]])
-def test_copies_that_calibrate_shrink_p_values_by_the_factor_of_the_sentence_and_no_more(sizes: list[int]) -> None:
+def test_copies_that_calibrate_shrink_p_values_by_the_stated_factor_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
     n, families = sum(sizes), len(sizes)
     family = np.concatenate([np.repeat(np.arange(families), sizes), np.arange(families, families + 9)])
@@ -401,7 +401,7 @@ FUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("selection", FUSED, ids=["adadetect", "reconformal"])
-def test_where_half_of_the_documents_calibrate_the_report_the_plan_and_the_answer_count_that_half(
+def test_where_half_of_the_documents_calibrate_every_count_is_of_that_half(
     run: RunFacts, tmp_path: Path, selection: dict[str, Any]
 ) -> None:
     settings = {key: value for key, value in selection.items() if key != "detectors"}
@@ -437,7 +437,7 @@ def test_an_answer_says_of_which_share_of_nulls_its_figures_are() -> None:
     assert "share of nulls" not in plain.sentence
 
 
-def test_the_plan_of_a_procedure_that_estimates_the_nulls_says_what_holds_at_a_share_of_1_and_at_best(
+def test_the_plan_of_an_estimating_procedure_says_what_holds_at_a_share_of_1(
     tmp_path: Path,
 ) -> None:
     planned = outlook(tmp_path, procedure="storey")
@@ -487,7 +487,7 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(
     assert "to judge, nothing can be selected: the shortest possible list would have" in shown
 
 
-def test_a_knockoff_selection_is_planned_and_answered_without_a_word_of_calibration_documents(tmp_path: Path) -> None:
+def test_a_knockoff_selection_is_answered_without_a_word_of_calibration_documents(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
     resolution = diagnose_scores(answer, "unseen").resolution

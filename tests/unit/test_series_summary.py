@@ -172,7 +172,7 @@ def test_selections_have_guarantees_of_their_own(scan: Scan, ledger: Path) -> No
         ([(1, (1, 0), SUPPORTED)], (1, 0, 0), "0.99", "For this list: the one selected document may be wrong."),
     ],
 )
-def test_bounds_of_all_lists_add_up_under_the_conditions_and_with_the_confidence_that_they_have_together(
+def test_bounds_of_all_lists_add_up_under_their_common_conditions_and_confidence(
     scan: Scan, ledger: Path, lists: list[tuple[int, Any, ConclusionValue]], counts: Any, confidence: Any, sentence: str
 ) -> None:
     for number, (n_selected, limits, conclusion) in enumerate(lists):

@@ -57,7 +57,7 @@ def test_no_interval_of_a_share_covers_less_often_than_stated() -> None:
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (5, 5), (10, 10), (20, 40), (40, 15)])
-def test_the_difference_of_clean_and_all_items_is_covered_at_least_as_often_as_stated(n: int, m: int) -> None:
+def test_the_difference_of_clean_and_all_items_is_covered_as_often_as_stated(n: int, m: int) -> None:
     """Over all outcomes, at every pair of accuracies."""
     made = [[difference_to_all(first(i, n), first(j, m)) or (0, 0, 0) for j in range(m + 1)] for i in range(n + 1)]
     ends = np.array(made)[..., 1:] * (n + m) / m

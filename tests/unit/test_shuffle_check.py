@@ -211,15 +211,13 @@ def test_options_and_right_answers_may_be_fields_of_an_object(tmp_path: Path, su
         assert "the option that column 'mc1.labels' names stands at place 1 of 4 in 40 of 40 items" in shuffle.sentence
 
 
-def test_right_answers_first_contradict_the_draw_without_a_column_where_they_are_longest() -> None:
+def test_right_answers_first_contradict_the_draw_without_a_column_where_longest() -> None:
     found = draws_of_items(right_first(make_items(60)))
     assert any("has the largest length stands at place 1 of 4" in test.about for test in found.check.failed())
 
 
 @pytest.mark.parametrize("column", ["answer", "answerKey", "x"])
-def test_a_column_of_the_template_that_states_the_place_contradicts_an_honest_shuffle(
-    tmp_path: Path, column: str
-) -> None:
+def test_a_template_column_that_states_the_place_contradicts_an_honest_shuffle(tmp_path: Path, column: str) -> None:
     """A model that knows the answers prefers the orders in which the letter is right."""
     rows = changed(make_items(40), lambda row: {column: place(row) if column == "answer" else LETTERS[place(row)]})
     versions = {**PERMUTED, "template": f"{TEMPLATE}\n{{{column}}}"}
@@ -229,7 +227,7 @@ def test_a_column_of_the_template_that_states_the_place_contradicts_an_honest_sh
     assert f"leave {{{column}}} out of versions.template" in shuffle.sentence
 
 
-def test_a_column_of_the_template_that_names_the_right_text_is_warned_of_and_moves_with_it(tmp_path: Path) -> None:
+def test_a_template_column_that_names_the_right_text_is_warned_of_and_moves_with_it(tmp_path: Path) -> None:
     versions = {**PERMUTED, "template": f"{TEMPLATE}\n{{right}}"}
     preview = preview_of(tmp_path / "items.jsonl", make_items(40), versions, id="id")
     assert preview.shuffle.outcome == "passed"
@@ -283,7 +281,7 @@ def with_marks(rows: list[Row]) -> list[Row]:
     )
 
 
-def test_one_item_in_a_hundred_with_a_mark_out_of_place_is_left_out_and_two_leave_all_marked_ones_out() -> None:
+def test_one_mark_in_100_out_of_place_leaves_its_item_out_and_two_leave_all_out() -> None:
     rows = [*with_marks(make_items(100)), *changed(make_items(50, seed=1), lambda row: {"id": f"u{row['id']}"})]
     for count, used in ((0, 150), (1, 149), (2, 50)):
         some = changed(rows, lambda row: {"choices": list(row["choices"])})
@@ -331,7 +329,7 @@ def test_marks_none_keeps_marks_with_their_options_and_the_check_still_reads_bot
         (lambda rng, texts: max(range(6), key=texts.__getitem__), "is last by code points"),
     ],
 )
-def test_a_published_version_that_can_be_told_from_its_text_or_index_contradicts_the_draw(
+def test_a_published_version_that_text_or_index_betrays_contradicts_the_draw(
     published: Callable[[random.Random, list[str]], int], words: str
 ) -> None:
     found = draws_of_versions(make_versions(200, published))
@@ -340,7 +338,7 @@ def test_a_published_version_that_can_be_told_from_its_text_or_index_contradicts
     assert words in found.diagnostic.sentence
 
 
-def test_a_published_original_among_copies_without_its_punctuation_contradicts_the_draw() -> None:
+def test_a_published_original_among_copies_without_punctuation_contradicts_the_draw() -> None:
     rng, rows = random.Random(2), make_versions(60, lambda rng, texts: rng.randrange(6))
     for row in rows:
         row["versions"][row["index"]] += f", \N{LEFT DOUBLE QUOTATION MARK}{name(rng)}\N{RIGHT DOUBLE QUOTATION MARK}"
@@ -361,7 +359,7 @@ def test_drawn_first_lifts_the_test_of_the_index_alone() -> None:
     assert found.outcome == "failed"
 
 
-def test_indices_0_of_documents_with_different_numbers_of_versions_contradict_the_draw() -> None:
+def test_indices_0_of_documents_with_unequal_numbers_of_versions_contradict_the_draw() -> None:
     rows = [one for k in range(2, 22) for one in make_versions(2, lambda rng, texts: 0, seed=k, versions=k)]
     rows = [{**row, "id": str(number)} for number, row in enumerate(rows)]
     found = draws_of_versions(rows)

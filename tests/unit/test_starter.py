@@ -157,7 +157,7 @@ def test_the_text_is_told_by_name_and_else_by_length_and_ids_never_repeat() -> N
     assert text_column(["n", "said"], chinese) == ("said", "it holds the longest texts")
 
 
-def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_nothing(
+def test_a_missing_role_is_a_comment_and_init_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "wikipedia.jsonl", rows_of("a", 4))
@@ -177,7 +177,7 @@ def test_a_missing_role_is_a_comment_and_init_says_what_to_add_and_overwrites_no
     assert path.read_text() == "mine"
 
 
-def test_known_training_data_alone_ask_for_the_clean_ones_and_need_documents_to_judge(tmp_path: Path) -> None:
+def test_known_training_data_alone_ask_for_clean_data_and_documents_to_judge(tmp_path: Path) -> None:
     write(tmp_path / "benchmark.jsonl", rows_of("a", 4))
     write(tmp_path / "train.jsonl", rows_of("s", 4))
     path = started(tmp_path)
@@ -487,7 +487,7 @@ def test_a_table_states_everything_found_and_why_it_is_not_taken(
         assert reason[:40] in shown
 
 
-def test_the_table_of_a_folder_of_folders_names_other_columns_models_runs_and_pictures(
+def test_the_table_of_a_folder_of_folders_names_columns_models_runs_and_pictures(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     shutil.copytree(tiny_model_folder, tmp_path / "model")

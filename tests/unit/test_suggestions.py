@@ -40,7 +40,7 @@ def test_a_value_in_the_place_of_arguments_is_given_to_the_first_that_takes_it()
         assert config.detectors == [yaml.safe_load(meant)]
 
 
-def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_into_one() -> None:
+def test_a_detector_in_capitals_is_found_and_a_single_one_becomes_a_list() -> None:
     for name in ("LOSS", "Loss", "los"):
         assert suggestion(described(detectors=[name])) == "'loss'"
     listed = suggestion(described(), "detectors=renyi")
@@ -48,7 +48,7 @@ def test_a_detector_in_capitals_is_found_and_one_in_the_place_of_a_list_is_put_i
     assert build_config(described(), [f"detectors={listed}"]).detectors == ["renyi"]
 
 
-def test_a_setting_of_the_selections_is_found_there_and_not_suggested_where_none_are_given() -> None:
+def test_a_setting_of_the_selections_is_suggested_only_where_some_are_given() -> None:
     assert "unknown key 'alpha'" in user_error(build_config, described(), ["alpha=0.05"])
     data = described(selections=[selection("loss"), {**selection("loss"), "name": "clean"}])
     path = suggestion(data, "alpha=0.05").strip("'")

@@ -60,7 +60,7 @@ def test_a_thumbnail_holds_pixels_and_nothing_that_stood_beside_them() -> None:
         assert not image.getexif()
 
 
-def test_every_selected_picture_has_a_small_thumbnail_on_the_page_and_none_without_texts(run: Store) -> None:
+def test_every_selected_picture_has_a_small_thumbnail_and_none_without_texts(run: Store) -> None:
     selected = run.read_table("selection/m/selected.parquet")
     thumbnails = read_thumbnails(run, "m")
     assert len(selected) > 0

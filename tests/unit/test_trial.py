@@ -242,7 +242,7 @@ def test_a_perfect_figure_is_not_reported_as_certain(value: float, high_score: f
     assert again.auc.low == pytest.approx(found.auc.low)  # two models may share all documents
 
 
-def test_one_misordered_pair_is_no_more_certain_than_none_and_without_members_nothing_is_defined() -> None:
+def test_one_misordered_pair_is_no_more_certain_than_none_and_needs_members() -> None:
     trained = np.arange(100.0) + 99.5
     perfect, nearly = (detection([DetectorScores(trained, other)]).auc for other in (np.arange(99.0), np.arange(101.0)))
     assert (perfect.value, nearly.value) == (1.0, pytest.approx(1 - 1 / 10_100))
@@ -360,7 +360,7 @@ def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
     return config, measured(points), ["selections.0.alpha"]
 
 
-def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show_and_nothing_of_undefined_shares() -> None:
+def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:
     _, rows, paths = swept_rows()
     kept = verification(rows, paths, 1)
     assert kept.headline == "All 2 selections are consistent with their target, each at each point of the sweep."

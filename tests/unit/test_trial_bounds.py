@@ -60,7 +60,7 @@ def test_bounds_that_fail_too_often_are_contradicted_and_named(columns: dict[str
     assert "!" in as_text([selection_table([row], [])])
 
 
-def test_of_procedure_bound_only_lists_with_more_than_alpha_wrong_contradict_the_target() -> None:
+def test_of_procedure_bound_only_lists_with_more_than_alpha_wrong_contradict() -> None:
     """Its share of wrong documents may exceed alpha in one list of twenty, by any amount: the average says nothing."""
     _, table = rows_of([{"name": "one", "procedure": "bound", "alpha": 0.2}], repeats=60)
     selection = SelectionConfig(name="one", detectors=["loss"], procedure="bound", alpha=0.2)

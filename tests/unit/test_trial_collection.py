@@ -46,7 +46,7 @@ def test_a_softly_trained_collection_is_shown_and_the_rest_of_it_is_not() -> Non
     assert table.row_count == 2
 
 
-def test_the_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_that_seeks_members() -> None:
+def test_groups_of_a_trial_move_whole_and_a_verdict_needs_a_selection_of_members() -> None:
     with pytest.raises(UserError, match="at least 20 blocks"):
         measure_collections(soft_pool(groups=True), configured(split={"unseen": 30}), 0)
     clean = [{"name": "clean", "direction": "clean", "detectors": ["loss"], "procedure": "bh"}]
@@ -75,7 +75,7 @@ def test_the_permutation_test_of_blocks_of_many_sizes_is_the_recorded_one() -> N
     assert permutation_test(tied, 6, permutations=1_199) == PermutationTest(280 / 1_200, pytest.approx(0.56704340))
 
 
-def test_detectors_that_contradict_each_other_show_nothing_and_at_most_5000_blocks_of_a_role_are_taken() -> None:
+def test_contradicting_detectors_show_nothing_and_at_most_5000_blocks_are_taken() -> None:
     (scores, block), number = blocks_of_many_sizes(), np.arange(10_001)
     opposite = make_blocks(np.stack([scores[:, 1], -scores[:, 1]], axis=1), block, block < 20, 0)
     assert permutation_test(opposite, 3).p_value == 1
@@ -84,7 +84,7 @@ def test_detectors_that_contradict_each_other_show_nothing_and_at_most_5000_bloc
     assert (many.audited.sum(), many.scores.sum()) == (5_000, number.sum() - 7_200)
 
 
-def test_blocks_join_a_family_or_group_and_count_as_many_documents_as_four_in_five_of_either_role_have() -> None:
+def test_blocks_join_a_family_or_group_and_count_by_four_in_five_of_either_role() -> None:
     """By the sizes of audited blocks 2: 8 of 10 have as many. One block of seven is of both roles."""
     assert joined_blocks(np.array([0, 0, 1, 2, 3, 4]), np.array([-1, 0, 0, 1, 1, -1])).tolist() == [0, 0, 0, 1, 1, 2]
     sizes = [1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 7, 7, 3]

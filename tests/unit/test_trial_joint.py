@@ -51,7 +51,7 @@ def test_items_that_are_clean_under_all_contaminated_models_rank_the_models_righ
     assert alone["m1"]["accuracy_selected"] > joint["m1"]["accuracy_selected"]
 
 
-def test_a_ranking_that_training_on_items_bent_is_repaired_without_joint_rows_of_one_model_or_no_e_values(
+def test_a_bent_ranking_is_repaired_without_joint_rows_or_e_values_of_a_model(
     path: str,
 ) -> None:
     rows = rows_of(path, (1,))

@@ -72,7 +72,7 @@ def repeats_of(models: list[list[int]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ROWS_SCHEMA)
 
 
-def test_of_three_models_the_table_says_what_its_intervals_are_over_and_how_far_models_differ() -> None:
+def test_the_table_of_three_models_says_what_intervals_are_over_and_how_they_differ() -> None:
     repeats = repeats_of([[0, 1] * 20, [1, 1] * 20, [2, 3] * 20])
     (row,) = selection_rows({}, [MEMBERS], repeats)
     assert (row["models"], row["repeats"]) == (3, 40)

@@ -129,7 +129,7 @@ def test_a_trial_over_pictures_needs_captions_and_a_model_that_reads_pictures(
         check_inputs(config, [Point({}, config)])
 
 
-def test_looks_place_dark_and_bright_pictures_apart_and_a_repeat_that_mixes_them_up_is_not_supported(
+def test_looks_separate_dark_from_bright_and_a_mixed_up_repeat_is_not_supported(
     folder: Path, tmp_path: Path, make_trial: Callable[..., TrialConfig]
 ) -> None:
     make_pictures(tmp_path / "made.parquet", 80)

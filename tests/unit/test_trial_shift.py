@@ -94,7 +94,7 @@ def test_documents_are_drawn_with_their_odds(lean: list[float]) -> None:
     assert (np.abs(hits / 6_000 - due) < 4 * np.sqrt(due * (1 - due) / 6_000)).all()
 
 
-def test_calibration_leans_one_way_and_members_and_others_that_are_audited_lean_alike_the_other_way() -> None:
+def test_calibration_leans_one_way_and_all_audited_documents_the_other_way() -> None:
     rng = np.random.default_rng(0)
     place, trained = rng.normal(size=3_000), rng.random(3_000) < 0.4
     means = []

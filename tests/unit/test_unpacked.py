@@ -67,7 +67,7 @@ def scores(opened: LanguageModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_model_is_what_transformers_reads_at_first_from_the_cache_and_without_one(
+def test_the_model_is_what_transformers_reads_first_and_without_a_cache(
     dtype: str, file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(path=str(file), dtype=dtype)
@@ -115,7 +115,7 @@ def test_a_file_is_unpacked_once_for_all_dtypes_and_for_its_settings(
     assert entries(cache) == [entry]
 
 
-def test_a_cache_that_cannot_be_written_costs_one_unpacking_a_process_and_one_warning(
+def test_an_unwritable_cache_costs_one_unpacking_a_process_and_one_warning(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.write_text("no folder")

@@ -116,7 +116,7 @@ def test_a_collection_that_was_not_trained_on_is_not_shown_to_be(store: Store) -
 
 
 @pytest.mark.parametrize("outcome", [UNSETTLED, UNTESTED])
-def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_decides_it(
+def test_an_inconclusive_verdict_states_its_bound_and_what_decides_it(
     store: Store, outcome: BlindDiagnostic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file_blind_test(store, outcome)
@@ -145,7 +145,7 @@ def test_an_inconclusive_verdict_states_its_bound_under_the_condition_and_what_d
     assert html.unescape(page).count(verdict.next) == 1
 
 
-def test_a_verdict_at_a_weak_p_value_states_it_and_chance_before_the_count_on_the_open_card(
+def test_a_verdict_at_a_weak_p_value_states_chance_before_the_count_on_the_open_card(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At p between .01 and .05 the verdict was a flat sentence, and p and the count stood in a fold of the page."""
@@ -200,7 +200,7 @@ def test_no_bound_is_stated_anywhere_where_a_blind_test_contradicts_it(
     assert json.loads(store.read("selection/members/alphas.json"))["right_at_least"] is None
 
 
-def test_the_command_and_the_python_interface_state_test_and_count_and_end_as_they_say(
+def test_the_command_and_the_python_interface_state_the_same_and_end_as_they_say(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_scores(store, 1.5)
@@ -305,7 +305,7 @@ def test_groups_break_bounds_where_they_hold_several_documents(groups: list[str 
     assert first + second == second + first == sizes(groups)
 
 
-def test_blocks_whose_sizes_differ_between_the_roles_allow_no_permutation_test_and_the_verdict_says_so(
+def test_blocks_of_different_sizes_allow_no_permutation_test_and_the_verdict_says_so(
     store: Store,
 ) -> None:
     set_scores(store, 0, groups=lambda role, row: f"{role} {row // 2}" if role == "audit" else f"{role} {row}")
@@ -332,7 +332,7 @@ def test_where_one_role_alone_is_grouped_the_page_leaves_the_count_to_the_verdic
     assert brief.this_list.endswith("wrong is not bounded: documents depend on each other.")
 
 
-def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_condition(store: Store) -> None:
+def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_condition_is_named(store: Store) -> None:
     verdict = answered(store, 2.5, "family", groups=lambda role, row: f"{role} {row // 2}")
     assert (verdict.answer, verdict.counts) == ("trained on", [])
     assert verdict.sentences[0].endswith(f", provided documents of one group are independent. {TEST_ALONE}")
@@ -348,7 +348,7 @@ def test_no_count_is_stated_of_blocks_that_ignore_groups_and_the_test_names_its_
     assert verdict.counts, "groups of one document each"
 
 
-def test_lower_scores_are_no_sign_of_training_and_the_verdict_explains_a_p_value_of_1(store: Store) -> None:
+def test_lower_scores_are_no_sign_of_training_and_a_p_value_of_1_is_explained(store: Store) -> None:
     set_scores(store, -1.5)
     verdict = give_verdict(store.url)
     assert (verdict.test.p_value, verdict.answer) == (1, "not shown")

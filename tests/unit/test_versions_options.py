@@ -33,7 +33,7 @@ def text_of(options: Any) -> str:
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
-def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(number: int) -> None:
+def test_the_published_order_is_uniform_among_versions_and_they_do_not_depend_on_it(number: int) -> None:
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(WORDS[:number]):
         texts, index, _, _ = made(order)

@@ -150,7 +150,7 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
 
 
 @pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
-def test_a_version_without_a_score_refuses_its_document_whichever_is_published_and_a_cut_one_truncates_it(
+def test_a_version_without_a_score_refuses_its_document_and_a_cut_one_truncates_it(
     tmp_path: Path, described: Described, text: str, reason: str, published: int
 ) -> None:
     rows = rows_of(20)

@@ -55,7 +55,7 @@ def test_whichever_version_was_published_its_ranks_are_all_ranks_once(row: list[
         assert all(row[a] >= row[b] for a, b in itertools.pairwise(np.argsort(found).tolist()))
 
 
-def test_ties_are_ordered_by_the_hash_of_the_text_the_document_and_the_seed_or_against_the_published_version() -> None:
+def test_ties_are_ordered_by_hash_or_against_the_published_version() -> None:
     scores = of([[1, 1, 1]], [1])
     keys = [sha256(b"ties\x007\x000\x00" + row.tobytes()).digest() for row in scores.digests]
     assert version_ranks(scores, 7)[0] == 1 + sum(key < keys[1] for key in keys)
@@ -162,7 +162,7 @@ def test_the_statistic_is_that_of_its_definition() -> None:
     assert [shrinkage(spread, 9) for spread in (0, 0.3, 0.6)] == [0, 0, pytest.approx(1 - polygamma(1, 3.5) / 0.6)]
 
 
-def test_documents_without_spread_add_nothing_and_without_others_nothing_is_selected_and_nothing_fails() -> None:
+def test_documents_without_spread_add_nothing_and_nothing_selected_is_no_failure() -> None:
     empty = of([], [])
     assert mirrored_list(empty, TENTH, 0).selected.size == 0
     assert preference_residuals(empty) is empty
@@ -180,7 +180,7 @@ def test_documents_without_spread_add_nothing_and_without_others_nothing_is_sele
     assert redraw_p_value(scores, 0, 99) == 1.0
 
 
-def test_the_longest_prefix_is_selected_and_equal_statistics_are_ordered_by_the_hash_of_the_document() -> None:
+def test_the_longest_prefix_is_selected_and_ties_are_ordered_by_hash() -> None:
     """z = 4, (1 + #negative) / (4 #positive): 1/8 after ++, 2/12 after ++-+, 5/20 after ++-+--++-, 6/20 at the end."""
     signs = [1, 1, -1, 1, -1, -1, 1, 1, -1, -1]
     documents = [[5.0 * (sign > 0), 4, 3, 2, 1] for sign in signs]

@@ -27,7 +27,7 @@ from tests.helpers.marked_runs import versions_audit, write_items
 
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5, 6])
-def test_the_published_order_is_uniform_among_its_versions_and_they_do_not_depend_on_it(window: int) -> None:
+def test_the_published_order_is_uniform_among_versions_and_they_do_not_depend_on_it(window: int) -> None:
     seen: dict[tuple[str, ...], Counter[int]] = {}
     for order in itertools.permutations(WORDS[:window]):
         orders = window_orders(order, 8, text_problem)
@@ -74,7 +74,7 @@ def settings(folder: Path, model: Path, path: Path, **source: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv"])
-def test_a_run_permutes_the_rows_of_a_file_in_whichever_format_and_however_shards_are_cut(
+def test_a_run_permutes_rows_in_whichever_format_and_however_shards_are_cut(
     tmp_path: Path, tiny_model_folder: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes = np.random.default_rng(0).choice(20**4, 103, replace=False)  # no two rows are equal

@@ -165,7 +165,7 @@ def test_a_trial_is_watched_with_the_audit_that_it_is_at(
     assert printed(capsys, "status", store.url) == (0, f"{lines[-1]}\n", "")
 
 
-def test_a_store_that_fails_for_a_moment_is_asked_again_and_one_that_stays_away_is_one_line(
+def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_lost_one_is_one_line(
     held: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -194,7 +194,7 @@ def test_what_is_no_fault_of_a_store_is_raised(held: Path, monkeypatch: pytest.M
         main(["status", str(held), "--watch", "--every", "0.1"])
 
 
-def test_a_run_is_shown_by_its_stage_no_work_is_counted_twice_and_one_that_stopped_and_is_held_again_runs(
+def test_a_run_is_shown_by_its_stage_and_no_work_is_counted_twice(
     held: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert json.loads(printed(capsys, "status", str(held), "--json")[1])["under_way"] == 5

@@ -97,7 +97,7 @@ def test_a_bad_sample_is_one_quarantined_document(tmp_path: Path) -> None:
     assert documents[0].picture is None
 
 
-def test_a_truncated_file_one_without_the_column_and_one_of_too_many_samples_are_errors_in_one_line(
+def test_truncated_files_missing_columns_and_too_many_samples_are_errors_in_one_line(
     tmp_path: Path,
 ) -> None:
     path = write_tar(tmp_path / "a.tar", FILES)
