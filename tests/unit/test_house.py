@@ -197,3 +197,14 @@ def test_no_room_is_forgotten_and_no_module_is_too_long_or_too_short() -> None:
     assert {name_of(path): lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
     short = {name_of(path) for path in files if lengths[path] < FEWEST_LINES and not path.stem.startswith("__")}
     assert {name for name in short if not name.startswith(ONE_KIND_EACH)} == set(SHORT)
+
+
+def test_the_reading_path_is_twelve_modules_of_at_most_4000_lines() -> None:
+    table = PAGE.partition("## Read these twelve modules")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| .*? \| (.*) \|$", table, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 13))
+    texts = {path: (ROOT / path).read_text(encoding="utf-8") for _, path, _ in rows}
+    assert sum(text.count("\n") for text in texts.values()) <= 4_000
+    named = [(path, name) for _, path, look_for in rows for name in re.findall(r"`@?(\w+)`", look_for)]
+    assert len(named) > 8
+    assert [(path, name) for path, name in named if not re.search(rf"\b{name}\b", texts[path])] == []
