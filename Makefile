@@ -8,7 +8,7 @@ NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: install dev demo trial samia test test-contract test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
-	test-statistical-1 test-statistical-2 test-browser test-avx2 test-all slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
+	test-statistical test-browser test-avx2 test-all slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
 
@@ -43,13 +43,12 @@ RAY_TESTS := $(wildcard tests/ray/test_*.py)
 RAY_TESTS_1 := $(filter-out tests/ray/test_finetune_job.py,$(wildcard tests/ray/test_[a-ft]*.py))
 UNIT_TESTS := $(wildcard tests/unit/test_*.py)
 UNIT_TESTS_1 := $(wildcard tests/unit/test_[a-m]*.py)
-STATISTICAL_TESTS_1 := tests/statistical/test_fusion_validity.py
 # Threads that wait must not spin: others need the core.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest --durations 10
 
 test: dev
 	$(MAKE) --no-print-directory --keep-going --jobs 3 test-contract test-unit-1 test-unit-2 test-ray-2 test-ray-1 \
-		test-statistical-2 test-statistical-1 test-browser test-avx2
+		test-statistical test-browser test-avx2
 
 test-contract: dev
 	$(PYTEST) tests/contract -m "not slow"
@@ -69,21 +68,21 @@ test-unit-2: dev
 test-faults: dev
 	$(PYTEST) tests/faults -m "not slow"
 
-test-statistical-1: dev
-	$(PYTEST) $(STATISTICAL_TESTS_1) -m "not slow"
-
-test-statistical-2: dev
-	$(PYTEST) $(filter-out $(STATISTICAL_TESTS_1),$(wildcard tests/statistical/test_*.py)) -m "not slow"
+test-statistical: dev
+	$(PYTEST) tests/statistical -m "not slow"
 
 # In Debian's Chromium (apt-get install chromium); without one these tests skip and say so.
 test-browser: dev
 	$(PYTEST) tests/browser -m "not slow"
 
-# What depends on floating point, a second time with the instructions of a CPU without AVX-512.
+# What depends on floating point, a second time with the instructions of a CPU without AVX-512, unless this is one.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 SEENSET_CPU_FLAGS=avx2
+HAS_AVX512 := $(shell grep -m 1 -o avx512f /proc/cpuinfo)
 
 test-avx2: dev
+ifneq ($(HAS_AVX512),)
 	$(AVX2) $(PYTEST) $(shell grep -rl --include="test_*.py" floating_point tests) -m "floating_point and not slow"
+endif
 
 # What make test leaves out, but the faults that take longest: two parts at a time, as each starts clusters.
 SLOW_APART := tests/ray/test_submitted_jobs.py

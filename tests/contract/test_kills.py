@@ -19,6 +19,8 @@ from world import FEW, HIGH, numbered, texts_from, write_config, write_lines
 
 from tests.helpers.object_store import BUCKET, object_store
 
+pytestmark = pytest.mark.slow
+
 Audit = Callable[..., Path]
 RERUNS = 6
 """Commands at most until a document that ends each of them is known."""
@@ -61,7 +63,6 @@ def check_culprit(run: Path, reference: Path, name: str) -> None:
 # --- in the process of the command
 
 
-@pytest.mark.slow
 def test_a_command_that_is_killed_twice(audit: Audit, orders: Orders, reference: Path, tmp_path: Path) -> None:
     path, run = audit(resources={"actors": 2}), tmp_path / "run"
     orders.give(seconds=0.1)
@@ -82,7 +83,6 @@ def test_a_document_that_kills_its_process(world: Path, audit: Audit, reference:
     check_culprit(tmp_path / "run", reference, "deadly")
 
 
-@pytest.mark.slow
 def test_a_document_that_breaks_the_device(world: Path, audit: Audit, reference: Path, tmp_path: Path) -> None:
     path = audit(corpus=with_one_more(world, "breaking", " This breaks the device."))
     rerun(path, 3)
@@ -126,7 +126,6 @@ def test_a_full_disk(audit: Audit, orders: Orders, reference: Path, disk: Path) 
     check_same(run, reference, *FEW)
 
 
-@pytest.mark.slow
 def test_an_object_store_that_refuses_a_tenth_of_the_requests(audit: Audit, reference: Path, tmp_path: Path) -> None:
     s3fs = pytest.importorskip("s3fs")
     pytest.importorskip("moto")
@@ -148,7 +147,6 @@ def on_cluster(audit: Audit, actors: int = 2, **settings: Any) -> Path:
     return audit(resources={"cluster": "ray", "actors": actors}, **settings)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed(
     audit: Audit, orders: Orders, reference: Path, tmp_path: Path, ray_address: str
 ) -> None:
@@ -162,7 +160,6 @@ def test_a_worker_that_is_killed(
     check_same(run, reference, *FEW)
 
 
-@pytest.mark.slow
 def test_a_driver_of_a_cluster_that_is_killed(
     audit: Audit, orders: Orders, reference: Path, tmp_path: Path, ray_address: str
 ) -> None:
@@ -178,7 +175,6 @@ def test_a_driver_of_a_cluster_that_is_killed(
     check_same(run, reference, *FEW)
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_stopped_holds_up_nothing_but_its_shard(
     audit: Audit, orders: Orders, reference: Path, tmp_path: Path, ray_address: str
 ) -> None:
@@ -197,7 +193,6 @@ def test_a_worker_that_is_stopped_holds_up_nothing_but_its_shard(
     check_same(run, reference, *FEW)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text"), [("deadly", " This kills its process."), ("breaking", " This breaks the device.")]
 )
@@ -209,7 +204,6 @@ def test_a_document_that_ends_workers_of_a_cluster(
     check_culprit(tmp_path / "run", reference, name)
 
 
-@pytest.mark.slow
 def test_nodes_that_are_lost_and_then_the_cluster(
     audit: Audit, orders: Orders, reference: Path, tmp_path: Path
 ) -> None:

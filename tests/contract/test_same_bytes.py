@@ -96,9 +96,8 @@ def test_the_number_of_workers_of_this_machine_changes_no_byte(
     check_same(tmp_path / "run", reference, *FEW)
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_a_cluster_changes_no_byte(
     audit: Audit, reference: Path, tmp_path: Path, workers: int, ray_address: str
 ) -> None:

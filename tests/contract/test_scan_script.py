@@ -10,9 +10,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from answers import check_same
 from command import ROOT, SEENSET, Ended, Orders, done, end_of, environment, wait_for
 from world import FEW
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "cluster/kuberay/setup/scan.sh"
 

@@ -34,6 +34,8 @@ from pipeline.selection.version_scores import (
 )
 from tests.helpers.made_up_items import TEMPLATE, Row, draws_of_items, make_items, write_rows
 
+pytestmark = pytest.mark.slow
+
 LETTERS = "ABCDEFG"
 ORDERS = 24
 TENTH = Fraction(1, 10)

@@ -35,6 +35,8 @@ from pipeline.selection.procedures.td4eval import (
 )
 from pipeline.selection.step_up import step_up
 
+pytestmark = pytest.mark.slow
+
 TABLE_SE = 0.002
 SHIFTS = (2.5, 2.2, 1.8, 1.5, 1.2, 1.0)
 
@@ -310,7 +312,6 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
     return Estimate.of(wrong[0]), Estimate.of(wrong[1]), warned
 
 
-@pytest.mark.slow
 def test_the_knockoff_filter_fails_on_skewed_scores_and_its_test_says_so() -> None:
     by_filter, by_rank, warned = filtered("skewed", 10)
     assert abs(by_filter.mean - 0.46) <= 4 * math.hypot(by_filter.se, TABLE_SE)
@@ -319,7 +320,6 @@ def test_the_knockoff_filter_fails_on_skewed_scores_and_its_test_says_so() -> No
     assert warned == 300
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("law", "draws"), [("skewed", 1), ("symmetric", 1), ("symmetric", 10)])
 def test_the_knockoff_filter_holds_where_signs_are_symmetric(law: str, draws: int) -> None:
     by_filter, by_rank, warned = filtered(law, draws)
@@ -328,7 +328,6 @@ def test_the_knockoff_filter_holds_where_signs_are_symmetric(law: str, draws: in
     assert warned <= 300 * 0.01 + 4 * math.sqrt(300 * 0.01 * 0.99)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 def test_paraphrases_that_compete_keep_the_filter_right_whatever_the_law_of_scores(law: str) -> None:
     """500 documents, 50 members that score 3 higher, 10 exchangeable paraphrases of each, q = .1.

@@ -24,6 +24,8 @@ from pipeline.selection.procedures.record import decide
 from pipeline.selection.procedures.td4eval import statistic, symmetric_weights
 from pipeline.selection.thresholds import Moments
 
+pytestmark = pytest.mark.slow
+
 ALPHA = Fraction(1, 10)
 HALF, MOST, NEARLY_ALL = Fraction(1, 2), Fraction(4, 5), Fraction(9, 10)
 

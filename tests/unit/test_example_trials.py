@@ -126,6 +126,7 @@ def test_pictures_are_the_same_each_time_no_two_alike_and_16_tokens_of_the_model
     assert caption in processor.tokenizer.decode(batch["input_ids"][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["options", "versions"])
 def test_a_trial_of_versions_runs_in_a_relative_folder(
     name: str, tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -111,6 +111,7 @@ def command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tmp_path: Path) -> None:
     code = LEAVING.replace("WORD", "''").replace("sys.exit(0)", "__import__('os')._exit(0)")
     tried, errors = run(code, "plan", **scored_by_leaving())

@@ -159,6 +159,7 @@ def test_near_duplicates_within_a_role_are_counted_and_listed(tmp_path: Path) ->
     assert near.sentence not in summary.reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("procedure", ["ptdi", "bky", "quantile", "right_boundary", "kernel"])
 def test_few_families_take_an_adaptive_guarantee_and_not_that_of_bh_and_storey(tmp_path: Path, procedure: str) -> None:
     audit, known = editions(0, 8, 10), list(map(article, range(100, 200)))
