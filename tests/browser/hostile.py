@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from test_trial import facts_of, swept_rows
 
 from pipeline.answers.detection import Estimate
 from pipeline.answers.evaluation import BLIND, ComparedDocuments, DetectorEvaluation, Evaluated, Evaluation
@@ -17,6 +16,7 @@ from pipeline.trial.table import selection_table
 from pipeline.trial.trial_page import selection_figures, trial_page
 from tests.helpers.report_run import build_run
 from tests.helpers.signed import sign
+from tests.helpers.trials import facts_of, swept_rows
 
 CALL = "document.documentElement.dataset.ran='{}';alert('{}')"
 CURVE = (np.linspace(0, 1, 101), np.linspace(0, 1, 101) ** 0.5)

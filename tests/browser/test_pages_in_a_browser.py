@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hostile import script
 from PIL import Image
-from test_thumbnails import finished_run
 from visits import PHONE, Visit, serious_violations
 
 from pipeline.report.templates import LONGEST_LABEL
 from pipeline.store.files import Store
 from tests.helpers.finished import run
 from tests.helpers.made_up import sentence, write_audit, write_corpus
+from tests.helpers.picture_runs import finished_run
 from tests.helpers.report_run import summary_in
 
 MOST_WORDS = 300

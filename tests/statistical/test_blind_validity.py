@@ -8,23 +8,11 @@ from scipy.stats import binom, norm
 
 from pipeline.checks.blind import blind_result, hold_out
 from pipeline.checks.held_out_auc import Compared, held_out
+from tests.helpers.mean_classifier import Means
 
 RUNS = 250
 FEATURES = 20
 MISSES = 0.02
-
-
-class Means:
-    """A linear classifier, the difference of the means of the two kinds; it keeps the directions that it fitted."""
-
-    def __init__(self) -> None:
-        self.directions: list[np.ndarray] = []
-
-    def fit(self, features: np.ndarray, labels: np.ndarray) -> None:
-        self.directions.append(features[labels == 1].mean(axis=0) - features[labels == 0].mean(axis=0))
-
-    def decision_function(self, features: np.ndarray) -> np.ndarray:
-        return np.asarray(features @ self.directions[-1])
 
 
 def misses(counts: tuple[int, int], size: int, shift: float, blocks: bool = True, runs: int = RUNS) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.stats import binom
-from test_blind_validity import Means
 
 from pipeline.checks.blind import TAIL_LEVEL as LEVEL
 from pipeline.checks.blind import blind_result, blind_tail, cauchy, word_model
@@ -14,6 +13,7 @@ from pipeline.checks.held_out_auc import Compared, HeldOut, held_out
 from pipeline.checks.tail_check import one_role_p
 from pipeline.checks.words import word_counts
 from pipeline.corpus.near_duplicates import near_families, sketches_of_texts
+from tests.helpers.mean_classifier import Means
 
 RUNS = 200
 FEATURES = 20

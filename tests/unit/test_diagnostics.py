@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_blind_validity import Means
 
 from pipeline.checks import blind_text as wording
 from pipeline.checks.blind import blind, blind_diagnostic, blind_result, blind_test, blocks_of_documents
@@ -17,6 +16,7 @@ from pipeline.run.next_step import after_blind
 from pipeline.run.plan import make_plan
 from pipeline.run.summary import BlindDiagnostic
 from tests.helpers.made_up import write_audit, write_corpus
+from tests.helpers.mean_classifier import Means
 
 WORDS = [f"word{i}" for i in range(400)]
 

@@ -1,7 +1,6 @@
 """Splits, measures and tables of a trial, on scores and documents that the test makes up."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ from pipeline.errors import UserError
 from pipeline.report.tables import as_text, labels, page_table, readable
 from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts
-from pipeline.selection.engine import Scores
 from pipeline.selection.procedures.record import decide
-from pipeline.trial.config import Point, SplitConfig, TrialConfig, build_trial
+from pipeline.trial.config import SplitConfig, build_trial
 from pipeline.trial.ranking import ranking_rows, read_results
 from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
@@ -33,26 +31,7 @@ from pipeline.trial.trial_documents import read_documents
 from pipeline.trial.trial_page import selection_figures, trial_page
 from tests.helpers.commands import user_error
 from tests.helpers.report_run import SCRIPT, summary_of
-
-
-def trial(**settings: Any) -> dict[str, Any]:
-    return {
-        "run": "runs/trial",
-        "model": {"path": "somewhere"},
-        "documents": {"path": "documents.jsonl"},
-        "detectors": ["loss", "min_k"],
-        "selections": [{"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}],
-        **settings,
-    }
-
-
-def pool(n: int = 300, effect: float = 2.5, share: float = 1 / 3, seed: int = 0) -> Pool:
-    rng = np.random.default_rng(seed)
-    trained = np.zeros(n, dtype=bool)
-    trained[rng.permutation(n)[: round(share * n)]] = True
-    columns = {name: rng.normal(size=n) + effect * trained for name in ("loss", "min_k")}
-    scores = Scores(columns, rng.integers(-(2**62), 2**62, n), pa.nulls(n, pa.string()))
-    return Pool([f"d{i}" for i in range(n)], np.arange(n), trained, np.ones(n, dtype=bool), scores)
+from tests.helpers.trials import facts_of, measured, pool, swept_rows, trial
 
 
 @settings(max_examples=100, deadline=None)
@@ -334,30 +313,6 @@ def test_every_kind_of_sweep_is_drawn() -> None:
         assert f"{rows[0]['power']:.3f} [{rows[0]['power_low']:.3f}" in power.alt
         assert b"<svg " in fdr.svg
         assert b"<svg " in power.svg
-
-
-def facts_of(rows: list[dict[str, Any]], config: TrialConfig, model: str = "models/one") -> dict[str, Any]:
-    return {
-        "documents": 300,
-        "left_out": {"too_short": 2},
-        "config": config.model_dump(mode="json"),
-        "version": "0",
-        "models": [{"path": model}],
-        "selections": rows,
-    }
-
-
-def measured(points: Sequence[Point]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for point in points:
-        rows += selection_rows(point.settings, point.config.selections, measure(pool(), point.config, 0))
-    return rows
-
-
-def swept_rows(**selection: Any) -> tuple[Any, list[dict[str, Any]], list[str]]:
-    asked = [{"name": "members", "detectors": ["loss"], "procedure": "bh", **selection}]
-    config, points = build_trial(trial(repeats=20, selections=asked, sweep={"selections.0.alpha": [0.1, 0.2]}))
-    return config, measured(points), ["selections.0.alpha"]
 
 
 def test_the_verdict_of_a_trial_claims_no_more_than_its_repeats_show() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_trial import pool, trial
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
@@ -13,6 +12,7 @@ from pipeline.trial.config import build_trial
 from pipeline.trial.repeats import ROWS_SCHEMA, measure
 from pipeline.trial.table import selection_rows, selection_table
 from pipeline.trial.texts import verification
+from tests.helpers.trials import pool, trial
 
 
 def rows_of(selections: list[dict[str, Any]], repeats: int = 30) -> tuple[list[dict[str, Any]], pa.Table]:

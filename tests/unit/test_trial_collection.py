@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from test_trial import trial
 
 from pipeline.answers.detection import CONFIDENCE
 from pipeline.errors import UserError
@@ -14,6 +13,7 @@ from pipeline.selection.engine import Scores
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool
+from tests.helpers.trials import trial
 
 
 def soft_pool(groups: bool = False) -> Pool:

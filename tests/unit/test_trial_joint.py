@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_trial import pool, trial
 
 from pipeline.report.tables import as_text
 from pipeline.selection.joint import joinable
 from pipeline.trial.config import build_trial
 from pipeline.trial.ranking import ranking_rows, ranking_tables, read_results
+from tests.helpers.trials import pool, trial
 
 NAME = "clean, under all models"
 

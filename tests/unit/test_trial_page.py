@@ -3,11 +3,10 @@
 import base64
 from pathlib import Path
 
-from test_trial import trial
-
 from pipeline.trial.config import build_trial
 from tests.helpers.finished import run_trial
 from tests.helpers.made_up import write_rows
+from tests.helpers.trials import trial
 
 
 def test_a_trial_writes_a_page_that_needs_nothing_else(tmp_path: Path, tiny_model_folder: Path) -> None:

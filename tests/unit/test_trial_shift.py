@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from test_density_ratio import texts
-from test_trial import trial
 
 from pipeline.corpus.near_duplicates import draw_families
 from pipeline.errors import UserError
@@ -18,6 +17,7 @@ from pipeline.trial.splits import Drawable, check_shifts, draw_split, positions
 from pipeline.trial.table import selection_rows, selection_table
 from pipeline.trial.trial_documents import read_documents
 from tests.helpers.made_up import write_rows
+from tests.helpers.trials import trial
 
 PROCEDURES = ("bh", "storey")
 
