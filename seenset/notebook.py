@@ -28,12 +28,11 @@ from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, pass_budget, read_shape
-from pipeline.plan.description import check_settings
 from pipeline.run.conclusion_text import GROUPED
 from pipeline.run.summary import Summary, make_summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
-from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures import check_settings, procedure_of
 from pipeline.selection.procedures.td4eval import Weights
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Output, Placement, Stage

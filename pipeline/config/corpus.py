@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from pipeline.config.kinds import InputKind, check_keys, check_same_kind, find_kind
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
 
@@ -299,19 +300,9 @@ class SourceConfig(Section):
                 raise ValueError(f"{name} goes with dataset, the name of a dataset on the hub")
         if self.dataset is not None and self.follow_links:
             raise ValueError("follow_links applies to folders, not to a dataset on the hub")
-        if self.image is None and self.caption is not None:
-            raise ValueError("caption goes with image, the column of the pictures, and only with it")
-        if self.scores is not None and (self.image is not None or self.versions is not None):
-            raise ValueError("scores are of texts: leave out image and versions")
-        if self.image is not None and "text" in self.model_fields_set and self.text != "text":
-            raise ValueError("text and image: a document is one or the other; the text of a picture is its caption")
-        others = [self.image, self.versions, self.scores, "text" if "text" in self.model_fields_set else None]
-        if self.tokens is not None and others != [None] * len(others):
-            raise ValueError("tokens take the place of text, image, versions and scores: give them alone")
-        if self.window and (self.image is not None or self.id is not None or self.group is not None):
-            raise ValueError("versions.window: a document is a run of rows: leave out image, id and group")
-        if self.versions is not None and not self.window and (self.image is not None or self.text != "text"):
-            raise ValueError("versions take the place of text and of image: give them alone")
+        check_keys(self.stated)
+        if self.window and (self.id is not None or self.group is not None):
+            raise ValueError("versions.window: a document is a run of rows: leave out id and group")
         return self
 
     @model_serializer(mode="wrap")
@@ -328,6 +319,16 @@ class SourceConfig(Section):
         if not self.has_text or self.tokens is not None:
             values.pop("text", None)
         return values
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """The given keys that may state the kind of the documents."""
+        stating = ("image", "caption", "tokens", "scores", "versions")
+        given = {name for name in stating if getattr(self, name) is not None}
+        # the rows that are shuffled are texts, and `text: text` beside pictures and versions states the default
+        tolerated = self.window or (self.text == "text" and given & {"image", "versions"})
+        given |= set() if tolerated else {"text"} & self.model_fields_set
+        return frozenset(given | {"versions.differing"} if self.differing else given)
 
     @property
     def content(self) -> str:
@@ -440,17 +441,16 @@ class CorpusConfig(Section):
             raise ValueError("labelled takes the place of audit, unseen and seen: give it alone")
         if self.versions is not None and (self.unseen or self.seen):
             raise ValueError("audit.versions take the place of unseen and seen documents: leave these out")
-        kinds = {source.image is not None for _, source in self.roles()}
-        if len(kinds) > 1:
-            without = ", ".join(self.key(role) for role, source in self.roles() if source.image is None)
-            raise ValueError(f"all documents are pictures or none: no image is given for {without}")
-        without = ", ".join(self.key(role) for role, source in self.roles() if source.tokens is None)
-        if self.has_ids and without:
-            raise ValueError(f"all documents are token ids or none: no tokens are given for {without}")
-        named = {self.key(role): (source.scores, source.has_text) for role, source in self.roles()}
-        if any(given != next(iter(named.values())) for given in named.values()):
-            raise ValueError(f"{' and '.join(named)} need the same scores, and text in all of them or in none")
+        check_same_kind({self.key(role): source.stated for role, source in self.roles()})
+        if any(source.scores != self.scores for _, source in self.roles()):
+            raise ValueError(f"{' and '.join(map(self.key, dict(self.roles())))} need the same scores")
         return self
+
+    @property
+    def kind(self) -> InputKind:
+        """The kind of the documents, which offers what those of every role offer."""
+        stated = [source.stated for _, source in self.roles()]
+        return find_kind(frozenset.intersection(*stated) if stated else ())
 
     @property
     def scores(self) -> list[ScoreConfig | str] | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from pipeline.config.kinds import CONTINUING, SERVED, WEIGHTS, InputKind
 from pipeline.config.paths import Place, written
 from pipeline.config.yaml import Section
 from pipeline.errors import UserError
@@ -114,6 +116,16 @@ AnyModel = Annotated[
     Discriminator(_kind_of_model),
 ]
 """An endpoint if the key `endpoint` is given, a name if that is the only key, otherwise weights."""
+
+
+def find_model_kind(model: AnyModel) -> InputKind:
+    """The kind of a model that is asked."""
+    if not isinstance(model, EndpointConfig):
+        return WEIGHTS
+    if model.api == "chat" or model.log_probs == "none":
+        lacks = "api: chat" if model.api == "chat" else "log_probs: none"
+        return replace(CONTINUING, state=f"endpoint {model.name} with {lacks} returns none")
+    return replace(SERVED, state=f"{model.name} is an endpoint")
 
 
 def display_name(model: AnyModel) -> str:

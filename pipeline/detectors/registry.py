@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.kinds import Capability, InputKind
 from pipeline.detectors import (
     camia,
     column,
@@ -21,8 +22,19 @@ from pipeline.detectors import (
     prefix,
     samia,
 )
-from pipeline.detectors.base import Continued, Detector, Prefix, detector_modules, is_detector, parse, plan_passes
+from pipeline.detectors.base import (
+    Continued,
+    Detector,
+    Pass,
+    Prefix,
+    detector_modules,
+    detector_names,
+    is_detector,
+    parse,
+    plan_passes,
+)
 from pipeline.detectors.plugins import Plugin, check_reaches_workers, fingerprint_of_plugins, imported, load_installed
+from pipeline.errors import UserError
 
 FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
 
@@ -130,3 +142,61 @@ def needed_continuations(detectors: Sequence[Detector]) -> dict[Continued, int]:
     """The continuations that the detectors need -> maximum number of draws."""
     planned = plan_passes(detectors).items()
     return {needed.continued: max(map(int, draws)) for needed, draws in planned if needed.continued}
+
+
+def needed_capabilities(detector: Detector, model: str | None = None) -> frozenset[Capability]:
+    """What a detector needs of the documents and of the models, by its passes.
+
+    Args:
+        detector: the detector.
+        model: only passes of this model, `target` or `reference`; default: of both.
+    """
+    needs = {Capability.PAIR} if detector.same_tokens else set()
+    for needed, statistics in detector.needs.items():
+        if model in (None, needed.model):
+            needs |= _pass_capabilities(needed, statistics)
+    return frozenset(needs)
+
+
+def _pass_capabilities(needed: Pass, statistics: frozenset[str]) -> set[Capability]:
+    forward = needed.kind == "forward"
+    stated = {
+        Capability.FORWARD: forward and not needed.part,
+        Capability.PART: bool(needed.part),
+        Capability.CAPTION: bool(needed.part) and needed.caption == "given",
+        Capability.DISTRIBUTION: forward and bool(statistics - {"log_prob"}),
+        Capability.GRADIENT: needed.kind == "gradient",
+        Capability.REPEATED: needed.text == "repeated",
+        Capability.CHANGED: needed.text not in ("plain", "repeated"),
+        Capability.PARAPHRASED: needed.draw > 0,
+        Capability.CONTINUED: needed.kind == "generate" or needed.continued is not None,
+        Capability.TRAINED: bool(needed.adapter),
+        Capability.PRECEDED: needed.kind == "count" or needed.prefix is not None,
+    }
+    return {capability for capability, needs in stated.items() if needs}
+
+
+_MOST_NAMED = 12
+"""Detectors in a message."""
+
+
+def detectors_for(kind: InputKind, first: str = "") -> str:
+    """The registered detectors that score documents, or ask models, of a kind, as a phrase; empty if there are none.
+
+    Args:
+        kind: kind of the documents or of a model.
+        first: name of the detector to begin with, if it is one of them.
+    """
+    whole: list[str] = []
+    parted: list[str] = []
+    for name in sorted(detector_names(), key=lambda name: name != first):
+        for names, entry in ((whole, name), (parted, {name: {"part": "description"}})):
+            try:
+                (detector,) = parse([entry])
+            except UserError:  # no such argument, or needs that the function of a plugin refuses
+                continue
+            if detector.needs and needed_capabilities(detector) <= kind.offers:
+                names.append(name)
+    names, arguments = (whole, "") if whole else (parted, " with part: description")
+    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+    return f"take {' or '.join([', '.join(names[:_MOST_NAMED]), *more])}{arguments}" if names else ""

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config.kinds import Capability
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.conformal import Grid, calibrate, ranks
@@ -179,6 +180,11 @@ class Calibration:
     def plain(self) -> bool:
         """Whether p-values are k / (n + 1) against all n calibration documents."""
         return not (self.grouped or self.conditional)
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it needs of the documents: only ranks among n documents are also those of versions."""
+        return frozenset() if self.plain else frozenset({Capability.SINGLE})
 
     def delta(self, selection: SelectionConfig) -> Fraction | None:
         """The exact share of calibration sets for which the guarantee may fail; None if it is an average."""

@@ -20,7 +20,8 @@ from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section, build, read_mapping, set_at
 from pipeline.errors import UserError
-from pipeline.plan.description import MissingRoleError, build_config
+from pipeline.plan.combinations import MissingRoleError
+from pipeline.plan.description import build_config
 from pipeline.selection.procedures import procedure_of
 
 KNOWN_SHARE = 1 / 3

@@ -275,7 +275,11 @@ def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
     [
         ({"models": ["stab"]}, {}, "has no model 'stub'; did you mean 'stab'?"),
         ({}, {"detectors": ["samia_zlib", "loss", "zlib"]}, "detectors loss, zlib need prompt log-probabilities"),
-        ({}, {"detectors": ["min_k_plus_plus"]}, "detector min_k_plus_plus needs the weights of a model"),
+        (
+            {},
+            {"detectors": ["min_k_plus_plus"]},
+            "detector min_k_plus_plus needs the distribution of each token, and stub is an endpoint",
+        ),
     ],
 )
 def test_an_endpoint_that_cannot_serve_stops_at_once_in_one_line(

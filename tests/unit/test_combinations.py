@@ -21,8 +21,8 @@ from pipeline.config.training import FsdConfig
 from pipeline.config.yaml import build
 from pipeline.detectors.base import _registry
 from pipeline.errors import UserError
-from pipeline.plan.description import build_config, build_evaluation, check_settings
-from pipeline.selection.procedures import PROCEDURES
+from pipeline.plan.description import build_config, build_evaluation
+from pipeline.selection.procedures import PROCEDURES, check_settings
 
 RECORDED = Path(__file__).with_name("combinations.json")
 Table = dict[str, str]

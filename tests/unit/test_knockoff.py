@@ -17,9 +17,9 @@ from pipeline.detectors.base import Evidence
 from pipeline.detectors.knockoff import compete, knockoff, knockoff_spread, simultaneous_draws, spread_column
 from pipeline.detectors.registry import count_draws, parse_detectors
 from pipeline.errors import UserError
-from pipeline.plan.description import check_settings
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.knockoff import Scale, fewest, find_scale, find_threshold, is_selected, sign_symmetry
+from pipeline.selection.procedures import check_settings
 from pipeline.selection.thresholds import Threshold
 
 FIFTH = Fraction(1, 5)

@@ -275,16 +275,28 @@ def test_a_picture_that_changes_between_description_and_scores_stops_its_shard(t
 
 def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"detectors": ["loss"]}, "loss reads texts, and the documents are pictures: say which part, as in {loss: "),
-        ({"detectors": ["renyi"]}, "say which part, as in {renyi: {part: description}}; parts: image"),
-        ({"detectors": ["zlib"]}, "; of pictures there are renyi"),
-        ({"detectors": ["gradient_norm"]}, "gradient_norm reads texts"),
-        ({"detectors": ["fsd"]}, "fsd reads texts"),
-        ({"detectors": ["samia"]}, "samia reads texts"),
+        (
+            {"detectors": ["loss"]},
+            "loss needs log-probabilities of a whole text, and the documents are pictures: take loss, ",
+        ),
+        (
+            {"detectors": ["renyi"]},
+            ": take renyi, loss, perplexity, min_k, min_k_plus_plus, gap_k, m_entropy, mod_renyi with part: desc",
+        ),
+        ({"detectors": ["zlib"]}, ": take loss, perplexity, "),
+        ({"detectors": ["gradient_norm"]}, "gradient_norm needs gradients, and the documents are pictures"),
+        ({"detectors": ["fsd"]}, "fsd needs log-probabilities of a whole text"),
+        ({"detectors": ["samia"]}, "samia needs continuations of a text"),
         ({"detectors": [{"loss": {"part": "image"}}]}, "loss: part must be one of instruction, description"),
         ({"detectors": [{"renyi": {"part": "picture"}}]}, "renyi: part must be one of image, "),
-        ({"text_transform": {"dates": "remove"}}, "text_transform changes texts"),
-        ({"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}}, "one is an endpoint, and the documents"),
+        (
+            {"text_transform": {"dates": "remove"}},
+            "needs texts to change, and the documents are pictures: leave it out, or give texts (corpus.*.text)",
+        ),
+        (
+            {"model": {"endpoint": "http://127.0.0.1:9/v1", "name": "one"}},
+            "endpoint one needs texts to send, and the documents are pictures: give weights",
+        ),
     ]
     for settings, message in refused:
         assert message in user_error(trial_audit, tmp_path, **{"model": llava, **settings})
@@ -295,9 +307,9 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_
         return user_error(trial_audit, tmp_path, llava, corpus=corpus, **settings)
 
     texts = refusal({"audit": {"path": "audit.jsonl"}})
-    assert "reads part image of a picture, and the documents are texts: leave out part" in texts
+    assert "needs a part of a picture and its description, and the documents are texts: take renyi, " in texts
     nameless = refusal({"audit": {"path": "audit.parquet", "image": "image"}})
-    assert "reads captions, and a role has none: give corpus.*.caption" in nameless
+    assert "needs captions in all roles, and the documents are pictures: take loss, " in nameless
     for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
         refused = user_error(seenset.score, llava, ["a red house"], detectors=[detector])
         assert "passes over a text, and detector " in refused

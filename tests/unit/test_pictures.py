@@ -147,8 +147,11 @@ def test_a_missing_column_and_a_corpus_that_is_not_of_texts_or_of_pictures_are_n
     (tmp_path / "pictures/a.png").write_bytes(PNG[0])
     for corpus, message in (
         ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image"),
-        ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image"),
-        ({"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}}, "no image is given for corpus.unseen"),
+        ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image: a source has documents of one kind"),
+        (
+            {"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}},
+            "got pictures in corpus.audit and texts in corpus.unseen",
+        ),
         ({"audit": {"path": str(tmp_path / "pictures")}}, "holds no file that ends in .parquet"),
         ({"audit": {"path": str(tmp_path / "pictures/a.png")}}, "is none of .parquet"),
     ):

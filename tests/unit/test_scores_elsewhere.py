@@ -218,11 +218,14 @@ REFUSED: list[tuple[str, Change]] = [
     ("the column loss appears twice", at("corpus", scores=["loss", {"column": "loss"}])),
     ("input should be 'member' or 'nonmember'", at("corpus", scores=[{"column": "loss", "higher": "lower"}])),
     ("corpus.audit.scores: .*list", at("corpus", scores="loss")),
-    ("leave out image and versions", at("corpus", image="picture")),
+    ("image and scores: a source has documents of one kind", at("corpus", image="picture")),
     ("score column 'row': score files have a column of that name", at("corpus", scores=["loss", "row"])),
-    ("against reads texts", at(against="another")),
+    (
+        "against needs the contents of the documents, and the .* leave it out",
+        at(against="another"),
+    ),
     ("corpus.audit and corpus.unseen need the same scores", at("corpus", "unseen", scores=["other"])),
-    ("text in all of them or in none", at("corpus", "audit", text="t")),
+    ("got scores of texts in corpus.audit and scores in corpus.unseen", at("corpus", "audit", text="t")),
     ("detector 'lost' is not scored; did you mean 'loss'", at("selections", 0, detectors=["lost"])),
     ("none of the first 40 documents has a score: column 'id' holds 'd0'", at("corpus", scores=["id", "loss"])),
 ]

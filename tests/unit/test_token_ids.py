@@ -182,22 +182,31 @@ def test_a_reference_scores_token_ids_only_with_the_vocabulary_of_the_target(
             check_stages(build_config({**given, "detectors": [name]}))
 
 
+IDS_TAKE = "camia, gradient_norm, loss, .* more, or give texts"
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("tokens take the place of text, image, versions and scores", {"text": "text"}, {}),
-    ("tokens take the place of text", {"image": "text"}, {}),
-    ("tokens take the place of text", {"versions": {}}, {}),
-    ("tokens take the place of text", {"scores": ["x"]}, {}),
+    ("corpus.audit: text and tokens: a source has documents of one kind; leave one of them out", {"text": "text"}, {}),
+    ("image and tokens: a source has documents of one kind", {"image": "text"}, {}),
+    ("tokens and versions: a source has documents of one kind", {"versions": {}}, {}),
+    ("tokens and scores: a source has documents of one kind", {"scores": ["x"]}, {}),
     ("no column 'inputs' in .*; did you mean 'input_ids'", {"tokens": "inputs"}, {}),
     ("column 'text' in .* holds string, not lists of integers", {"tokens": "text"}, {}),
-    ("all documents are token ids or none: no tokens are given for corpus.audit", {"tokens": None}, {}),
-    ("text_transform changes texts, and the documents are token ids", {}, {"text_transform": {"dates": "remove"}}),
     (
-        "model m is an endpoint, and the documents are token ids",
+        "all documents must be of one kind, got texts in corpus.audit and token ids in corpus.unseen and ",
+        {"tokens": None},
+        {},
+    ),
+    (
+        "text_transform needs texts to change, and the documents are token ids",
+        {},
+        {"text_transform": {"dates": "remove"}},
+    ),
+    (
+        "endpoint m needs texts to send, and the documents are token ids: give weights, or give texts",
         {},
         {"model": {"endpoint": "http://x/v1", "name": "m"}},
     ),
     *(
-        (f"detector {name}.* changes texts, continues them or is trained on them", {}, {"detectors": [name]})
+        (f"detector {name}.* needs .*, and the documents are token ids: take {IDS_TAKE}", {}, {"detectors": [name]})
         for name in ("lowercase", "pac", "samia", "coverage", "cdd", "fsd", "knockoff")
     ),
 ]

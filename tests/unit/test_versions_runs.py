@@ -205,18 +205,30 @@ def test_a_public_file_names_the_private_one_that_is_missing(tmp_path: Path, des
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"detectors": ["loss", "knockoff"], "paraphraser": {"path": "t5"}}, "detector knockoff does not take"),
-        ({"detectors": ["loss", "samia"]}, "detector samia does not take documents with versions"),
-        ({"detectors": ["loss", "recall"]}, "detector recall does not take documents with versions"),
-        ({"against": "other"}, "against does not take documents with versions"),
-        ({"selections": [{**SELECTIONS[0], "procedure": "storey"}]}, "take procedure bh or versions"),
-        ({"selections": [{**SELECTIONS[0], "direction": "clean"}]}, "take direction members, got clean"),
-        ({"selections": [{**SELECTIONS[2], "calibration": "conditional"}]}, "take calibration pooled"),
+        (
+            {"detectors": ["loss", "knockoff"], "paraphraser": {"path": "t5"}},
+            "detector knockoff needs paraphrases of a text, and the documents have versions",
+        ),
+        ({"detectors": ["loss", "samia"]}, "detector samia needs continuations of a text"),
+        ({"detectors": ["loss", "recall"]}, "detector recall needs other documents before each"),
+        ({"against": "other"}, "against needs documents without versions, and the documents have"),
+        ({"selections": [{**SELECTIONS[0], "procedure": "storey"}]}, "take procedure bh, versions, or give texts"),
+        (
+            {"selections": [{**SELECTIONS[0], "direction": "clean"}]},
+            "direction clean needs documents without versions, .* take direction members",
+        ),
+        (
+            {"selections": [{**SELECTIONS[2], "calibration": "conditional"}]},
+            "calibration conditional needs .*: take calibration pooled",
+        ),
         ({"selections": [{**SELECTIONS[0], "confidence": 0.9}]}, "no bound at confidence 0.9 is available"),
         ({"unseen": {"path": "u.parquet"}}, "take the place of unseen and seen documents"),
-        ({"audit": {"text": "body"}}, "versions take the place of text"),
+        ({"audit": {"text": "body"}}, "text and versions: a source has documents of one kind"),
         ({"audit": {"versions": {"kinds": "kinds"}}}, "kinds and forms go together"),
-        ({"audit": {"versions": None}}, "procedure versions takes documents with versions: give"),
+        (
+            {"audit": {"versions": None}},
+            "procedure versions needs documents with versions, .* or give documents with versions",
+        ),
         (
             {"audit": {"versions": None}, "unseen": {"path": "u.parquet", "versions": {}}},
             "versions are of documents to audit",

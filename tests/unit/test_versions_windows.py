@@ -115,7 +115,7 @@ def test_a_limit_counts_documents_and_not_rows(tmp_path: Path, tiny_model_folder
         ({"versions": {"permute": "order", "window": 1}}, "window"),
         ({"versions": {"permute": "order", "window": 4, "template": "{a}{b}"}}, "leave out template"),
         ({"versions": {"permute": "order", "window": 4, "kinds": "a", "forms": "b"}}, "leave out kinds, forms"),
-        ({"id": "name"}, "a document is a run of rows: leave out image, id and group"),
+        ({"id": "name"}, "a document is a run of rows: leave out id and group"),
     ],
 )
 def test_settings_that_make_no_windows_are_refused_in_one_line(source: dict[str, Any], message: str) -> None:

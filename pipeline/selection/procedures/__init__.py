@@ -14,14 +14,31 @@ from functools import wraps
 from typing import get_args
 
 from pipeline.config.selection import SelectionConfig
-from pipeline.detectors.plugins import BUILT_IN, display_module
+from pipeline.detectors.plugins import BUILT_IN, display_module, load_installed
 from pipeline.errors import UserError, error_line, nearest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.guarantees import Guarantee, GuaranteeKind
-from pipeline.selection.procedures.record import PROCEDURES, Decision, Given, Procedure, decision, procedure_of
+from pipeline.selection.procedures.record import (
+    PROCEDURES,
+    Decision,
+    Given,
+    Procedure,
+    decision,
+    estimates_share,
+    procedure_of,
+)
 
-__all__ = ["PROCEDURES", "Decision", "check_known", "decision", "procedure", "procedure_of", "why_unbounded"]
+__all__ = [
+    "PROCEDURES",
+    "Decision",
+    "check_known",
+    "check_settings",
+    "decision",
+    "procedure",
+    "procedure_of",
+    "why_unbounded",
+]
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
     for _record in vars(importlib.import_module(_module.name)).values():
@@ -112,3 +129,52 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
         return function
 
     return register
+
+
+def check_settings(selection: SelectionConfig, where: str) -> None:
+    """Check a selection's settings against its procedure.
+
+    Args:
+        selection: the selection to check.
+        where: its key in the configuration, for errors.
+
+    Raises:
+        UserError: an unknown procedure, or settings that it does not support.
+    """
+    if selection.procedure not in PROCEDURES:
+        load_installed()
+    check_known(selection.procedure, f"{where}: ")
+    chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
+    first, *others = selection.detectors
+    beside = chosen.beside(first) if chosen.beside else None
+    if others and others != [beside] and not (chosen.several or chosen.only_versions):
+        scaled = f" and {beside!r} behind it" if beside else ""
+        count = len(selection.detectors)
+        raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector{scaled}, got {count}")
+    if (refused := chosen.refuses.get(selection.calibration)) is not None:
+        raise UserError(f"{where}: procedure {selection.procedure} {refused}")
+    estimates, step_up = estimates_share(selection), procedure_of(selection.step_up)
+    if step_up.estimates and not chosen.several:
+        raise UserError(
+            f"{where}: step_up {selection.step_up} is for procedures {' and '.join(fusing)}; "
+            f"got procedure {selection.procedure}" + (", which estimates by itself" if estimates else "")
+        )
+    if selection.lambda_ is not None and not (estimates or step_up.estimates):
+        raise UserError(
+            f"{where}: lambda is of Storey's estimate, and procedure {selection.procedure} makes none; take procedure "
+            "storey" + (" or step_up storey" if chosen.several else "")
+        )
+    if chosen.signed and selection.direction != "members":
+        raise UserError(f"{where}: procedure {selection.procedure} takes direction members, got {selection.direction}")
+    _check_bound(selection, where)
+
+
+def _check_bound(selection: SelectionConfig, where: str) -> None:
+    """Check that a requested bound has a proof."""
+    why = why_unbounded(selection)
+    if why is None:
+        return
+    if procedure_of(selection.procedure).per_list:
+        raise UserError(f"{where}: procedure {selection.procedure} is not available, because {why}")
+    if selection.confidence != SelectionConfig.model_fields["confidence"].default:
+        raise UserError(f"{where}: no bound at confidence {selection.confidence:g} is available, because {why}")

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from pipeline.config.kinds import Capability
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, Registry
 from pipeline.errors import UserError, nearest
@@ -197,6 +198,13 @@ class Procedure:
     def only_versions(self) -> bool:
         """Whether it requires documents with versions."""
         return self.versions is not None and self.decide is None
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it needs of the documents."""
+        if self.versions is None:
+            return frozenset({Capability.SINGLE})
+        return frozenset({Capability.VERSIONS}) if self.only_versions else frozenset()
 
     @property
     def built_in(self) -> bool:
