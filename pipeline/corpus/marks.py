@@ -36,6 +36,20 @@ _SERIES: tuple[Sequence[str], ...] = (
     "あいうえおかき",
     "イロハニホヘト",
     "一二三四五六七",  # Han
+    "ԱԲԳԴԵԶԷ",  # Armenian, Georgian
+    "აბგდევზ",
+    "ሀለሐመሠረሰ",  # Ethiopic
+    "കഖഗഘങചഛ",  # Malayalam, Tamil, Telugu, Kannada, Gujarati, Gurmukhi, Sinhala
+    "அஆஇஈஉஊஎ",
+    "అఆఇఈఉఊఋ",
+    "ಅಆಇಈಉಊಋ",
+    "કખગઘઙચછ",
+    "ੳਅੲਸਹਕਖ",
+    "කඛගඝඞචඡ",
+    "កខគឃងចឆ",  # Khmer, Lao, Myanmar, Tibetan
+    "ກຂຄງຈສຊ",
+    "ကခဂဃငစဆ",
+    "ཀཁགངཅཆཇ",
     "甲乙丙丁戊己庚",
 )
 """Symbols of the first places, as normalised by NFKC. Numbers are recognised in every script, from 0 and from 1."""
@@ -47,12 +61,18 @@ _WORDS = (
     "option|choice|answer|alternative|opción|opcion|respuesta|opção|opcao|alternativa|réponse|reponse|choix|antwort|"
     "вариант|ответ|选项|選項|選択肢|보기"
 )
-_PAIRS = {"()", "[]", ".", ":", ")", "、", "【】", "〔〕"}  # noqa: RUF001
+_PAIRS = {"()", "[]", ".", ":", ")", "、", "【】", "〔〕", "().", "():", "[].", "[]:", ".)"}  # noqa: RUF001
 """Characters around a symbol, as normalised by NFKC."""
 
+_INVISIBLE = "\u200b-\u200f\u2060\ufeff"
+_BULLET = r"[-*•·‣▪][ \t]+"
+_EMPHASIS = r"\*{1,3}|_{1,3}|`+|\$|<(?:b|i|u|em|strong)>|\\(?:mathbf|text(?:bf|it))\{"
+_EMPHASIS_END = r"\*{1,3}|_{1,3}|`+|\$|</(?:b|i|u|em|strong)>|\}"
+_CLOSE = r"\)[.:]|\][.:]|\.\)|[)\].:）］】〕．：、]"  # noqa: RUF001
 _MARK = re.compile(
-    rf"\s*(?P<word>(?:{_WORDS})\s*)?(?P<open>[(\[（［【〔]?)(?P<symbol>[^\W_]{{1,4}})"  # noqa: RUF001
-    r"(?P<close>[)\].:）］】〕．：、])(?P<blank>\s*)(?=\S)",  # noqa: RUF001
+    rf"[\s{_INVISIBLE}]*(?:{_BULLET})?(?P<emphasis>{_EMPHASIS})?(?P<word>(?:{_WORDS})\s*)?"
+    rf"(?P<open>[(\[（［【〔]?)(?P<symbol>[^\W_]{{1,4}})(?P<inner>{_EMPHASIS_END})?(?P<close>{_CLOSE}|)"  # noqa: RUF001
+    rf"(?P<outer>{_EMPHASIS_END})?(?P<blank>\s*)(?=\S)",
     re.IGNORECASE,
 )
 _KEYCAP = re.compile(r"\s*(?P<digit>[0-9])\ufe0f?\u20e3\s*(?=\S)")
@@ -79,7 +99,8 @@ def option_marks(options: Sequence[str]) -> OptionMarks | None:
     A mark is (A), (a), [A], A., A:, A), 1., 1), i), "Option 2:" or of another script, followed by a blank and a text;
     after full-width and enclosed characters the blank may be missing. One mark is taken off each option. The marks of
     an item are such only if their multiset is that of the first k places: "E. coli", "B. subtilis" and "S. aureus" are
-    none, whatever their order.
+    none, whatever their order. A bullet before a mark, its emphasis in Markdown, HTML or LaTeX, and invisible
+    characters belong to it.
 
     Args:
         options: texts of the options, in the published order.
@@ -107,10 +128,15 @@ def _styles(option: str) -> Iterator[tuple[str, tuple[int, int]]]:
     if alone and (enclosed := _enclosed().get(alone["symbol"])) is not None:
         yield enclosed[0], (enclosed[1], alone.end())
     mark = _MARK.match(option)
-    if mark is None or not (mark["blank"] or _is_wide(mark["close"], option[mark.end()])):
+    if mark is None:
+        return
+    emphasised = mark["emphasis"] is not None
+    if emphasised != (mark["inner"] is not None or mark["outer"] is not None):
+        return
+    if not (mark["blank"] or mark["outer"] or _is_wide(mark["close"], option[mark.end()])):
         return
     around = unicodedata.normalize("NFKC", mark["open"] + mark["close"])
-    if around not in _PAIRS:
+    if around not in _PAIRS and not (len(mark["emphasis"] or "") > 1 and around == ""):
         return
     word = " ".join((mark["word"] or "").casefold().split())
     for series, place in _places(unicodedata.normalize("NFKC", mark["symbol"])):
@@ -119,7 +145,7 @@ def _styles(option: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _is_wide(close: str, following: str) -> bool:
     """Whether a mark with this last character needs no blank: it is full-width, and no decimal number goes on."""
-    return not close.isascii() and not following.isdecimal()
+    return close != "" and not close.isascii() and not following.isdecimal()
 
 
 def _places(symbol: str) -> Iterator[tuple[str, int]]:

@@ -18,6 +18,7 @@ from pipeline.config.corpus import fill_template
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.marks import option_marks
 from pipeline.corpus.reasons import Reason
+from pipeline.corpus.referring_options import refers_to_others
 
 MOST_OPTIONS = 7
 MOST_ORDERS = 24
@@ -39,17 +40,6 @@ _MEASURES = (  # units, and words around numbers
     "% percent per degrees dollars cents euros pounds years months weeks days hours minutes seconds times meters "
     "metres miles feet inches bc ad bce ce am pm a.m. p.m. century centuries the of to and or about around between "
     "than less more over under at least most in on"
-)
-_REFERS = re.compile(
-    r"\b(all|none|any|both|neither|either|each|two|one|some) (of )?(the )?(above|below|these|those|them|options|answers"
-    r"|choices|statements|other|others|preceding|following)\b"
-    r"|^\W*(both|neither|either|only)?\W*\(?([a-h]|[1-9]|[ivx]{1,4})\)?( only)?(\W*(,|and|or|nor|&)\W*\(?([a-h]|[1-9]"
-    r"|[ivx]{1,4})\)?)+\W*( only)?\W*$"
-    r"|^\W*(all|none|both|neither|other|others|unknown|[a-h] only)\W*$"
-    r"|^(it )?(cannot|can not|can't) be (determined|known|inferred|answered)|^not enough information"
-    r"|^no (change|error)\b"
-    r"|\b(options?|choices?|answers?|statements?) \(?((?-i:[A-H]|[IVX]{1,4})|[1-9])\)?(?!\w)",
-    re.IGNORECASE,
 )
 
 
@@ -103,7 +93,7 @@ def why_left_out(options: Sequence[str]) -> Unreadable | None:
         return _not_permutable("too few or many options", f"{len(options)}; 2 to {MOST_OPTIONS} are permuted")
     if len({one.strip().casefold() for one in options}) < len(options):
         return _not_permutable("equal options", "two are equal")
-    if refers := [one for one in options if _REFERS.search(one.strip())]:
+    if refers := [one for one in options if refers_to_others(one, options)]:
         detail = f"{refers[0][:40]!r} refers to others or has a place of its own"
         return _not_permutable("options that refer to others", detail)
     words = [one.casefold().split() for one in options]
