@@ -188,6 +188,26 @@ def test_a_member_that_goes_on_behind_the_file_is_refused_at_once(tmp_path: Path
         assert "not a whole .tar file" in line
 
 
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_chain_of_headers_about_the_next_header_is_refused(tmp_path: Path, kind: bytes) -> None:
+    """Each is read by a function that calls itself for the next one."""
+    path = write_tar(tmp_path / "a.tar", FILES)
+    whole = path.read_bytes()
+    path.write_bytes(3000 * (header("next", 10, type=kind) + b"10 path=b\n".ljust(512, b"\0")) + whole)
+    with pytest.raises(UserError, match=r"not a whole \.tar file"):
+        read_answer_tables(path, text="txt")
+
+
+@pytest.mark.parametrize("size", ["5", "99999", "999999999999999999"])
+def test_a_size_for_all_members_is_refused(tmp_path: Path, size: str) -> None:
+    path = write_tar(tmp_path / "a.tar", FILES)
+    whole = path.read_bytes()
+    record = f"{8 + len(size)} size={size}\n".encode()
+    path.write_bytes(header("all", len(record), type=tarfile.XGLTYPE) + record.ljust(512, b"\0") + whole)
+    with pytest.raises(UserError, match=r"not a whole \.tar file: a header for all members states the size of each"):
+        read_answer_tables(path, text="txt")
+
+
 def test_the_members_beyond_a_file_of_the_examples_are_refused(shared_folder: Path) -> None:
     for name in ("member_beyond_file_base256.tar", "member_beyond_file_pax.tar"):
         with pytest.raises(UserError, match=r"not a whole \.tar file: member '.*' goes on behind its end"):

@@ -71,6 +71,10 @@ def _read_archive(
             yield sample, problems
 
 
+_OWN = {"size", "GNU.sparse.size", "GNU.sparse.realsize"}
+"""Fields of a header that are not of all members: data would be cut, or go on in the next member."""
+
+
 class _Member(tarfile.TarInfo):
     """The header of a member. `tarfile` treats a damaged header as the end of the archive; this class raises."""
 
@@ -111,7 +115,13 @@ def _open_tar(path: str, mode: Literal["r|", "r:"], shown: str = "") -> Iterator
                         raise OSError(
                             f"more follows the end of the archive at byte {end}: give every archive as a file"
                         )
-    except (tarfile.TarError, MemoryError, OverflowError, ValueError) as error:  # the last of a damaged header
+    except (
+        tarfile.TarError,
+        MemoryError,
+        OverflowError,
+        ValueError,
+        RecursionError,
+    ) as error:  # also of damaged headers
         raise OSError(f"{shown}not a whole .tar file: {error or type(error).__name__}") from None
 
 
@@ -119,7 +129,7 @@ def _read_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The files and links of an archive. Memory holds one.
 
     Raises:
-        OSError: a member goes on behind the end of the file.
+        OSError: a member goes on behind the end of the file, or a header states one size for all.
     """
     file = archive.whole  # type: ignore[attr-defined]
     for member in archive:
@@ -129,6 +139,8 @@ def _read_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             raise OSError(
                 f"not a whole .tar file: member {member.name[:200]!r} goes on behind its end, which is byte {file:,}"
             )
+        if not _OWN.isdisjoint(archive.pax_headers):
+            raise OSError("not a whole .tar file: a header for all members states the size of each")
         if member.isfile() or member.islnk() or member.issym():
             yield member
 
