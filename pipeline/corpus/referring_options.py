@@ -25,28 +25,35 @@ _REFERS = re.compile(
     r"|^\W*(i (don.?t|do not) know|not (sure|known|applicable|stated|enough|given)|n/a|no answer|undetermined)\b",
     re.IGNORECASE,
 )
-_REFERS_ELSEWHERE = re.compile(
-    r"\b(todas|todos|ninguna|ninguno|ambas|ambos) (de )?(las |los )?(anteriores|opciones|respuestas|otras|son)\b"  # es
-    r"|\b(todas|nenhuma|ambas) (d?as )?(anteriores|alternativas|opções|respostas|acima|estão)\b"  # Portuguese
-    r"|\bci-dess(us|ous)\b|\b(toutes|aucune|les deux)\b.{0,12}\b(réponses?|propositions?|précédentes|sont)\b"  # French
-    r"|\boben genannt|\b(alle|keine[rs]?|beide) (der |die )?(oben|obigen|genannten|antworten|aussagen|vorherigen)\b"
-    r"|\b(tutte|nessuna|entrambe) (d?elle |le )?(precedenti|risposte|opzioni|altre)\b"  # Italian
-    r"|\bbovenstaande\b"  # Dutch
-    r"|выше\W{0,2}(перечисл|указан|назван|привед)|указано выше|\bни один из|\bоба (варианта|ответа)"
-    r"|\bвсе (ответы|варианты|перечисл)"
-    r"|\bничего из|\bнет (верного|правильного)|\bpowyższ|\b(hepsi|hiçbiri)\b|\byukarıda"  # Polish, Turkish
-    r"|\btất cả (các )?(đáp án|câu|ý|phương án)|\bđáp án (trên|khác)|\bcả (a|b|hai|ba|[2-9])\b"  # Vietnamese
-    r"|\bsemua (jawaban|benar|salah)|\btidak ada (jawaban|yang)|\b(jawaban|pilihan|semua) di atas\b"  # Indonesian
-    r"|^以上|以上(都|皆|全|均|の|すべて|选项|選項|答案|所有|任|三|两|兩|各)|上述|前述"
-    r"|^(都|均|皆|全)(是|对|對|不|可|正|错|錯|非)|上記|いずれも|どれも|すべて正しい|該当(なし|せず)|^なし\W*$"
-    r"|위의? ?(모두|모든|전부|보기)|모두 ?(맞|옳|정답|틀)|해당 ?(사항)? ?(이 )?없|정답 ?없|답 ?없음"  # Korean
-    r"|مما سبق|ما سبق|جميع (ما|الإجابات)|لا شيء|همه موارد|هیچ ?کدام|موارد فوق|کل ما"  # Arabic, Persian
-    r"|उपरोक्त|उपर्युक्त|इनमें से|ถูกทุกข้อ|ถูกทั้ง|ไม่มีข้อ|ทั้งหมดที่กล่าว"  # Hindi, Thai
-    r"|^\W*[①-⑦ⓐ-ⓖⒶ-Ⓖ]\W*\w{0,2}\W*[①-⑦ⓐ-ⓖⒶ-Ⓖ]"
-    r"|^\W*(?-i:[A-GА-ЖΑ-Ηㄱ-ㅅ가-사]) ?(和|与|與|或|及|と|や|과|와) ?(?-i:[A-GА-ЖΑ-Ηㄱ-ㅅ가-사])"
-    r"|^\W*(?-i:[A-GА-ЖΑ-Η]) (и|или|y|e|et|und|oder|ou|o|lub|hoặc|và|dan|ve|και) (?-i:[A-GА-ЖΑ-Η])\b",
-    re.IGNORECASE,
-)
+_ELSEWHERE = {
+    "Spanish": r"\b(todas|todos|ninguna|ninguno|ambas|ambos) (de )?(las |los )?"
+    r"(anteriores|opciones|respuestas|otras|son)\b",
+    "Portuguese": r"\b(todas|nenhuma|ambas) (d?as )?(anteriores|alternativas|opções|respostas|acima|estão)\b",
+    "French": r"\bci-dess(us|ous)\b|\b(toutes|aucune|les deux)\b.{0,12}\b(réponses?|propositions?|précédentes|sont)\b",
+    "German": r"\boben genannt"
+    r"|\b(alle|keine[rs]?|beide) (der |die )?(oben|obigen|genannten|antworten|aussagen|vorherigen)\b",
+    "Italian": r"\b(tutte|nessuna|entrambe) (d?elle |le )?(precedenti|risposte|opzioni|altre)\b",
+    "Dutch": r"\bbovenstaande\b",
+    "Russian": r"выше\W{0,2}(перечисл|указан|назван|привед)|указано выше|\bни один из|\bоба (варианта|ответа)"
+    r"|\bвсе (ответы|варианты|перечисл)|\bничего из|\bнет (верного|правильного)",
+    "Polish": r"\bpowyższ",
+    "Turkish": r"\b(hepsi|hiçbiri)\b|\byukarıda",
+    "Vietnamese": r"\btất cả (các )?(đáp án|câu|ý|phương án)|\bđáp án (trên|khác)|\bcả (a|b|hai|ba|[2-9])\b",
+    "Indonesian": r"\bsemua (jawaban|benar|salah)|\btidak ada (jawaban|yang)|\b(jawaban|pilihan|semua) di atas\b",
+    "Chinese": r"^以上|以上(都|皆|全|均|选项|選項|答案|所有|任|三|两|兩|各)|上述|前述"
+    r"|^(都|均|皆|全)(是|对|對|不|可|正|错|錯|非)",
+    "Japanese": r"以上(の|すべて)|上記|いずれも|どれも|すべて正しい|該当(なし|せず)|^なし\W*$",
+    "Korean": r"위의? ?(모두|모든|전부|보기)|모두 ?(맞|옳|정답|틀)|해당 ?(사항)? ?(이 )?없|정답 ?없|답 ?없음",
+    "Arabic": r"مما سبق|ما سبق|جميع (ما|الإجابات)|لا شيء|کل ما",
+    "Persian": r"همه موارد|هیچ ?کدام|موارد فوق",
+    "Hindi": r"उपरोक्त|उपर्युक्त|इनमें से",
+    "Thai": r"ถูกทุกข้อ|ถูกทั้ง|ไม่มีข้อ|ทั้งหมดที่กล่าว",
+    "circled": r"^\W*[①-⑦ⓐ-ⓖⒶ-Ⓖ]\W*\w{0,2}\W*[①-⑦ⓐ-ⓖⒶ-Ⓖ]",
+    "two letters of scripts without blanks": r"^\W*(?-i:[A-GА-ЖΑ-Ηㄱ-ㅅ가-사]) ?(和|与|與|或|及|と|や|과|와) ?"
+    r"(?-i:[A-GА-ЖΑ-Ηㄱ-ㅅ가-사])",
+    "two letters": r"^\W*(?-i:[A-GА-ЖΑ-Η]) (и|или|y|e|et|und|oder|ou|o|lub|hoặc|và|dan|ve|και) (?-i:[A-GА-ЖΑ-Η])\b",
+}
+_REFERS_ELSEWHERE = re.compile("|".join(_ELSEWHERE.values()), re.IGNORECASE)
 """The same in other languages."""
 
 

@@ -81,7 +81,10 @@ def kind_of(head: bytes) -> Kind | None:
     return next((kind for kind in _KINDS if head.startswith(kind.magic, kind.place)), None)
 
 
-MOST_WINDOW = 1 << 31
+MOST_POWER = 31
+"""The largest value of `zstd --long`."""
+
+MOST_WINDOW = 1 << MOST_POWER
 """Maximum window of a zstd frame, in bytes."""
 
 USUAL_WINDOW = 1 << 27
@@ -220,6 +223,10 @@ class Unpacked(io.RawIOBase):
 
     def _refuse_window(self, window: int) -> None:
         power = max(window - 1, 1).bit_length()
+        if power > MOST_POWER:
+            raise OSError(
+                f"its header states a window of {window >> 20:,} MiB, which no program unpacks: it is damaged"
+            )
         raise UserError(
             f"{self._path} takes a window of {window >> 20:,} MiB to unpack, too much for the memory that is free: "
             f"unpack it with zstd -d --long={power} {self._name}"

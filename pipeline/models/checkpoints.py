@@ -60,7 +60,9 @@ def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
         raise
     except Exception as error:  # loaders raise any exception of their parsers
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = not_opened(error) if isinstance(error, ImportError) else lines[0] if lines else type(error).__name__
+        first = next((n for n, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)
+        message = " ".join(lines[: first + 1]) or type(error).__name__
+        reason = not_opened(error) if isinstance(error, ImportError) else message
         raise UserError(f"model {config.shown}: cannot read its {part}: {reason}") from error
 
 

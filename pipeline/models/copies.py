@@ -86,7 +86,7 @@ def _layers_of_each_kind(model: Any) -> int:
         if type(module).__name__ == "ModuleList" and len(module) == count:
             kinds = list(map(_kind, module))
             first = [kinds.index(kind) + 1 for kind in set(kinds)]
-            most = max(most, *first)
+            most = max([most, *first])
     return min(most, MOST_LAYERS)
 
 

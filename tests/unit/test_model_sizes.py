@@ -90,6 +90,18 @@ def test_a_configuration_that_its_weights_cannot_have_is_refused_soon(folder: Pa
         assert str(folder) in soon(work, config)
 
 
+def test_a_value_of_another_type_is_named_with_its_type(folder: Path) -> None:
+    change(folder / "config.json", num_hidden_layers="12")
+    assert "expected int, got str (value: '12')" in user_error(check_model, ModelConfig(path=str(folder)))
+
+
+def test_a_model_without_layers_is_one_line(folder: Path) -> None:
+    change(folder / "config.json", num_hidden_layers=0)
+    config = ModelConfig(path=str(folder))
+    check_model(config)
+    assert "its weights do not fit" in user_error(open_model, config)
+
+
 def test_the_limit_of_these_tests_holds() -> None:
     import torch
 
