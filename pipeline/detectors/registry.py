@@ -197,6 +197,10 @@ def detectors_for(kind: InputKind, first: str = "") -> str:
                 continue
             if detector.needs and needed_capabilities(detector) <= kind.offers:
                 names.append(name)
-    names, arguments = (whole, "") if whole else (parted, " with part: description")
-    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return f"take {' or '.join([', '.join(names[:_MOST_NAMED]), *more])}{arguments}" if names else ""
+    names = whole or parted
+    if not names:
+        return ""
+    shown = ", ".join(names[:_MOST_NAMED]) + (f" or {more} more" if (more := len(names) - _MOST_NAMED) > 0 else "")
+    if whole:
+        return f"take {shown}"
+    return f"take {{{names[0]}: {{part: description}}}}, or another of {shown} with part"

@@ -277,13 +277,13 @@ def test_what_reads_texts_is_refused_over_pictures(tmp_path: Path, llava: Path) 
     refused: list[tuple[dict[str, Any], str]] = [
         (
             {"detectors": ["loss"]},
-            "loss needs log-probabilities of a whole text, and the documents are pictures: take loss, ",
+            "loss needs log-probabilities of a whole text, and the documents are pictures: take {loss: {part: ",
         ),
         (
             {"detectors": ["renyi"]},
-            ": take renyi, loss, perplexity, min_k, min_k_plus_plus, gap_k, m_entropy, mod_renyi with part: desc",
+            "or another of renyi, loss, perplexity, min_k, min_k_plus_plus, gap_k, m_entropy, mod_renyi with part, or",
         ),
-        ({"detectors": ["zlib"]}, ": take loss, perplexity, "),
+        ({"detectors": ["zlib"]}, ": take {loss: {part: description}}, or another of loss, perplexity, "),
         ({"detectors": ["gradient_norm"]}, "gradient_norm needs gradients, and the documents are pictures"),
         ({"detectors": ["fsd"]}, "fsd needs log-probabilities of a whole text"),
         ({"detectors": ["samia"]}, "samia needs continuations of a text"),
@@ -309,7 +309,7 @@ def test_what_reads_pictures_is_refused_over_texts_and_captions_without_any(tmp_
     texts = refusal({"audit": {"path": "audit.jsonl"}})
     assert "needs a part of a picture and its description, and the documents are texts: take renyi, " in texts
     nameless = refusal({"audit": {"path": "audit.parquet", "image": "image"}})
-    assert "needs captions in all roles, and the documents are pictures: take loss, " in nameless
+    assert "needs captions in all roles, and the documents are pictures: take {loss: {part: description}}, " in nameless
     for detector in ({"renyi": {"part": "image"}}, *OF_CAPTIONS):
         refused = user_error(seenset.score, llava, ["a red house"], detectors=[detector])
         assert "passes over a text, and detector " in refused

@@ -69,7 +69,7 @@ def test_a_detector_of_pictures_gets_its_part() -> None:
     data = described(detectors=["renyi"])
     for source in data["corpus"].values():
         source["image"] = "image"
-    (example,) = re.findall(r"as in (\{.*\});", user_error(build_config, data))
+    (example,) = re.findall(r"take (\{.*?\}\}),", user_error(build_config, data))
     data["detectors"] = [yaml.safe_load(example)]
     assert build_config(data).detectors == [{"renyi": {"part": "description"}}]
 
