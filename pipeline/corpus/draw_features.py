@@ -35,8 +35,14 @@ ASCENDING, DESCENDING = 0, 1
 ORDERED = ("code points", "length", "first number")
 """Features that order texts."""
 
-FURTHER = ("last word", "first occurrence in the other columns", "last occurrence in the other columns")
-"""Further features that order options: their last words, and where the other columns of the item hold them."""
+FURTHER = (
+    "last word",
+    "last character",
+    "last word of one character",
+    "first occurrence in the other columns",
+    "last occurrence in the other columns",
+)
+"""Further features that order options: their ends, and where the other columns of the item hold them."""
 
 EXTREMES = (
     "length",
@@ -165,7 +171,7 @@ def item_features(item: ChoiceItem) -> DrawFeatures:
         orders=(
             *raw,
             *_orders(bare if checked is None else checked.bare),
-            order_code([words[-1] if (words := one.split()) else "" for one in plain]),
+            *_ends(plain),
             *_occurrences(spots),
         ),
         places=(*_outstanding(bare), _only_one(spots)),
@@ -267,6 +273,17 @@ def _first_number(text: str) -> float | None:
     value = float(f"{whole}.{''.join(behind)}" if behind else whole)
     before = text[: match.start()]
     return -value if before.endswith(("-", "\N{MINUS SIGN}")) and not before[-2:-1].isalnum() else value
+
+
+def _ends(texts: Sequence[str]) -> list[int]:
+    """Codes of the order of folded texts by how they end, where a mark of places may stand too."""
+    words = [one.split() for one in texts]
+    single = [next((word for word in reversed(each) if len(word) == 1), None) for each in words]
+    return [
+        order_code([each[-1] if each else "" for each in words]),
+        order_code([one[-1:] for one in texts]),
+        UNKNOWN if None in single else order_code(single),
+    ]
 
 
 def _occurrences(spots: Sequence[tuple[int, int] | None]) -> list[int]:

@@ -22,7 +22,8 @@ _REFERS = re.compile(
     r"|\b(everything|anything|nothing|first two|last two|first and second) (listed|mentioned|stated|above|below)\b"
     r"|\b(same|identical|equal|equivalent) (as|to) \(?(?-i:[A-H])\b|\bthe (first|last|other) (two|three)\W*$"
     r"|^\W*(both|either|neither|only)?\W*\(?(?-i:[A-H])\b\)?\W*(,|and|or|nor|&)\W*\(?(?-i:[A-H])\b"
-    r"|^\W*(i (don.?t|do not) know|not (sure|known|applicable|stated|enough|given)|n/a|no answer|undetermined)\b",
+    r"|^\W*((i )?(don.?t|do not) know|can.?t (tell|say))\b|^\W*(it depends\W*$|others?\W*\()"
+    r"|^\W*(not (sure|known|applicable|stated|enough|given)|n/a|no answer|undetermined)\b",
     re.IGNORECASE,
 )
 _ELSEWHERE = {

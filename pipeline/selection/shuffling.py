@@ -102,8 +102,8 @@ def check_draws(table: DrawTable | None, drawn_first: bool = False, template: Co
     A feature takes part with the documents that it orders (all values are distinct), or of which one text alone has the
     most or the least of it; 10 at least. The first set of tests: the number of items that ascend, or descend, by code
     points, length and first number, with and without their marks; the place of the option that a column names; and the
-    index of the published version. The second set: the most frequent order by a feature, orders by the last word and by
-    where the other columns hold the options, the option or version that stands out, and rows that ascend or descend.
+    index of the published version. The second set: the most frequent order by a feature, orders by how options end and
+    by where the other columns hold them, the option or version that stands out, and rows that ascend or descend.
 
     Args:
         table: features of the documents; None for none.

@@ -135,6 +135,20 @@ def test_marks_in_a_form_that_is_not_recognised_contradict_the_draw(form: str) -
     assert "take these out of the options" in found.diagnostic.sentence
 
 
+@pytest.mark.parametrize(
+    "marks", [" (A) (B) (C) (D)", "① ② ③ ④", "A B C D", " (a):ends (b):ends (c):ends (d):ends", "¹ ² ³ ⁴"]
+)
+def test_marks_behind_options_contradict_the_draw(marks: str) -> None:
+    """With a blank before them, without one, and with words behind them."""
+    ends = [("" if marks[0] != " " else " ") + one.replace(":", " ") for one in marks.split()]
+    rows = changed(
+        make_items(40),
+        lambda row: {"choices": [text + end for text, end in zip(row["choices"], ends, strict=True)]},
+    )
+    found = draws_of_items(rows)
+    assert any("options ascend by last" in test.about for test in found.check.failed())
+
+
 @pytest.mark.parametrize("words", ["First Second Third Fourth", "uno dos tres cuatro", "甲 乙 丙 丁"])
 def test_numbering_in_words_and_scripts_without_order_contradicts_the_draw_too(words: str) -> None:
     rows = changed(

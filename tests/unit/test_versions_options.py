@@ -87,6 +87,8 @@ LEFT = {
         ["water", "fire", "The above are all wrong"],
         ["water", "fire", "Same as (B)"],
         ["water", "fire", "I don't know"],
+        ["water", "fire", "Can't tell"],
+        ["water", "fire", "Other (please state)"],
         ["water", "fire", "Both water and fire."],
         ["red", "blue", "red and blue", "green"],
         ["agua", "fuego", "Todas las anteriores"],
