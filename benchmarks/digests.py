@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.answers.select import Answering, run_digests, select_all
-from pipeline.checks.blind import BlindTest
-from pipeline.checks.diagnostics import blind_file
+from pipeline.checks.blind import BlindTest, blind_file
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.near_duplicates import SKETCH, SKETCH_TYPE

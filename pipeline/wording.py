@@ -84,3 +84,13 @@ def listed(names: Sequence[str]) -> str:
 def did_you_mean(name: str) -> str:
     """A suggestion of a name, which precedes the list of names."""
     return f"did you mean {name!r}? "
+
+
+SHOWN_CHARACTERS = 80
+"""Maximum length of a shown id."""
+
+
+def short_id(doc_id: str) -> str:
+    """An id in a sentence: on one line, and shortened."""
+    line = " ".join(doc_id.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 3]}..."

@@ -108,10 +108,10 @@ def plan(
 ) -> None:
     """Show what a run would do, and the shortest list that it could select. Nothing is written."""
     planned = _planned(config, set_, limit)
-    from pipeline.checks.plugin_checks import check_plugins
     from pipeline.plan.allocation import check_adapters
     from pipeline.plan.forecast import forecast
     from pipeline.plan.matching import write_matched
+    from pipeline.plan.plugin_checks import check_plugins
     from pipeline.plan.preflight import plan_checks
     from pipeline.run.dtypes import with_types
     from pipeline.run.plan import describe_model, other_bases

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.checks.dependence import NO_GROUPS, GroupSizes, group_diagnostic
-from pipeline.checks.diagnostics import diagnose_scores
+from pipeline.answers.summarise import make_summary
+from pipeline.checks.check import AnswerFacts, Need
+from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
@@ -28,8 +29,7 @@ from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, pass_budget, read_shape
-from pipeline.run.conclusion_text import GROUPED
-from pipeline.run.summary import Summary, make_summary
+from pipeline.run.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import check_settings, procedure_of
@@ -301,16 +301,14 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
     selected[audited], p_values[audited] = verdict.selected, verdict.p
     role = NULL_ROLE[selection.direction]
-    diagnostics = diagnose_scores(verdict.answer, role)
     calibrating = roles.get(role, np.empty(0, dtype=np.int64))[verdict.calibrating]
     sizes = [
         NO_GROUPS if groups is None else GroupSizes.of_names(groups.take(pa.array(places)))
         for places in (roles["audit"], calibrating)
     ]
-    check = group_diagnostic(selection, verdict.answer, role, sizes[0], sizes[1])
-    diagnostics = diagnostics.model_copy(update={"groups": check})
-    summary = make_summary(selection, verdict.answer, diagnostics, int(selected.sum()), quarantined)
-    summary = summary.without_bound(GROUPED) if any(one.breaks_bounds for one in sizes) else summary
+    offers: frozenset[Need] = frozenset({"known"})
+    facts = AnswerFacts(selection=selection, answer=verdict.answer, offers=offers, groups=(sizes[0], sizes[1]))
+    summary = make_summary(facts, int(selected.sum()), quarantined)
     return Selected(selected, p_values, summary)
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.sparse import csr_array
 
-from pipeline.checks.draws import VersionDraws, table_in_memory, version_draws
+from pipeline.checks.shuffle import VersionDraws, table_in_memory, version_draws
 from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import checked_alpha

@@ -10,8 +10,7 @@ from fractions import Fraction
 
 from pipeline.run.summary import Summary
 from pipeline.selection.bounds import Bound
-from pipeline.selection.procedures.record import Options, Procedure, procedure_of
-from pipeline.wording import documents, percentage, was
+from pipeline.wording import percentage, was
 
 
 def bound_clause(summary: Summary) -> str:
@@ -117,34 +116,3 @@ def known_clause(summary: Summary, bound: Bound) -> str:
 def share_text(share: float) -> str:
     """An estimated null share, which some procedures do not cap at 1."""
     return f"{share:.3g}" if share <= 1 else f"{share:.3g} (this estimate may exceed 1)"
-
-
-def applied_in(summary: Summary) -> tuple[Procedure, bool]:
-    """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
-    options = Options(
-        "storey" if "lambda" in summary.details else "bh",
-        summary.guarantee == "finite-sample",
-        len(summary.detectors),
-        "known_members" in summary.details,
-    )
-    return procedure_of(summary.procedure).applied(options)
-
-
-def null_share(summary: Summary) -> tuple[float, bool]:
-    """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
-    procedure, _ = applied_in(summary)
-    if procedure.factor.uncapped and summary.factor is not None:
-        return summary.factor, True
-    share = summary.null_proportion
-    return share, share != 1 or procedure.estimates  # nothing else determines it for a plugin's procedure
-
-
-def shortest(summary: Summary) -> str:
-    """The minimum length of a list, or that none was possible: a clause shared by all lengths of an answer."""
-    share, estimated = null_share(summary)
-    none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
-    of = f"{share:.1%} of the audited documents were {kind}" if share < 1 else f"{none} of them was trained on"
-    at = f" (as estimated, {of})" if estimated else ""
-    if summary.minimum_selectable > summary.n_audit:
-        return f"nothing could have been selected{at}" if at else "nothing could ever have been selected"
-    return f"the shortest possible list has {documents(summary.minimum_selectable)}{at}"

@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from pipeline.answers.verdict import BlockKind, CountUnit, MemberCount
-from pipeline.checks.dependence import DEPENDENCE
+from pipeline.checks.dependent_documents import DEPENDENCE
+from pipeline.checks.registry import CHECK_NAMED
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
@@ -232,8 +233,5 @@ def other_failures(summary: Summary) -> list[str]:
     return [
         check.sentence
         for name, check in summary.diagnostics.by_name().items()
-        if check.outcome == Outcome.FAILED and not check.about_power and name not in _OF_SELECTION
+        if check.contradicts and not CHECK_NAMED[name].of_answer
     ]
-
-
-_OF_SELECTION = ("blind", "near_copies", "groups", "sign_symmetry")

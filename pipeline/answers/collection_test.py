@@ -31,10 +31,9 @@ from pipeline.answers.verdict import (
     Statement,
     VersionsTest,
 )
-from pipeline.checks.blind import BlindTest
-from pipeline.checks.diagnostics import run_blind_test
-from pipeline.checks.draws import read_version_draws
-from pipeline.checks.overlap import Overlap
+from pipeline.checks.blind import NO_BLIND_TEST, after_blind
+from pipeline.checks.document_checks import run_blind_test
+from pipeline.checks.shuffle import AS_DRAWN, read_version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import SelectionConfig
@@ -42,12 +41,10 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.run.conclusion import bound_condition, conclude
 from pipeline.run.conclusion_text import CONTRADICTED, ONLY_SCORES
-from pipeline.run.next_step import AS_DRAWN, after_blind
 from pipeline.run.scored import Scored, ShardMap
 from pipeline.run.summary import (
     BlindDiagnostic,
     Diagnostic,
-    OverlapDiagnostic,
     ShuffleDiagnostic,
     Summary,
     unsettled,
@@ -351,7 +348,7 @@ def judge_parts(parts: Sequence[VersionPart], setting: Setting, shuffle: Shuffle
         answer=answer,
         conclusion=ConclusionValue.CONTRADICTED if contradicted else ConclusionValue.SUPPORTED,
         reasons=[shuffle.sentence] if contradicted and shuffle is not None else [],
-        next=f"{AS_DRAWN}." if contradicted else None,
+        next=AS_DRAWN if contradicted else None,
         sentences=wording.verdict_on_versions(setting.model, answer, test, setting.limit, shuffle),
         level=LEVEL,
         counts=[],
@@ -390,15 +387,3 @@ def version_part(
     if len(each) > 1:
         each = [replace(scores, scores=np.sum([one.standardised() for one in each], axis=0))]
     return VersionPart(each[0], held["kinds"], held["forms"], left_out=left_out)
-
-
-NO_BLIND_TEST = BlindTest(
-    outcome=Outcome.PASSED,
-    tested=False,
-    sentence=wording.NO_BLIND_TEST,
-)
-NO_OVERLAP = Overlap(
-    OverlapDiagnostic(outcome=Outcome.PASSED, sentence=wording.NO_OVERLAP, n_calibration=0, n_audit=0),
-    n_trained=0,
-    keep=np.ones(0, dtype=bool),
-)

@@ -22,7 +22,8 @@ from pipeline.answers.detection import (
     effective_blocks,
     roc,
 )
-from pipeline.checks.blind import Shown, classifier_input, dependent_blocks, hold_out, sample_documents
+from pipeline.checks.blind import dependent_blocks, sample_documents
+from pipeline.checks.classifier import Shown, classifier_input, hold_out
 from pipeline.checks.held_out_auc import LEAST, Compared
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -118,7 +119,7 @@ def words_alone(scored: Scored, kinds: ByRole, blocks: Numbers, seed: int) -> Wo
         seed: seed of the halves.
 
     Returns:
-        None with fewer than `LEAST` documents or `halvings.LEAST_BLOCKS` blocks of a role, or without texts.
+        None with fewer than `LEAST` documents or `held_out_auc.LEAST_BLOCKS` blocks of a role, or without texts.
     """
     if not all(shard.has_text for shard in scored.shards.values()):
         return None

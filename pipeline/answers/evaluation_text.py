@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from pipeline.answers.detection import RATES, least_untrained
 from pipeline.answers.evaluation import BLIND, COMPARED, DetectorEvaluation, Evaluated, Evaluation, is_blind
-from pipeline.checks.blind import SAMPLED_SHARDS
-from pipeline.checks.blind_text import OF_PICTURES, PAIRED, WORDS, decided_by
-from pipeline.checks.held_out_auc import LEAST, PASSING, TOLERANCE, is_alike
+from pipeline.checks.blind import OF_PICTURES, PAIRED, SAMPLED_SHARDS, WORDS
+from pipeline.checks.held_out_auc import LEAST, PASSING, TOLERANCE, documents_to_decide, is_alike
 from pipeline.wording import sample_of
 
 
@@ -151,3 +150,17 @@ def worded(evaluated: Evaluated) -> Evaluated:
     """The evaluation with the notices for evaluation.json."""
     evaluation = evaluated.evaluation.model_copy(update={"notices": list(notices(evaluated))})
     return replace(evaluated, evaluation=evaluation)
+
+
+def decided_by(first: str, second: str = "audited", by: str = WORDS) -> str:
+    """States how many documents of two kinds would decide the test.
+
+    Args:
+        first: name of one kind.
+        second: name of the other kind.
+        by: input of the classifier.
+    """
+    return (
+        f"About {documents_to_decide():,} {first} and as many {second} documents would decide it: "
+        f"if their {by} are alike, nine of ten tests then pass."
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.answers.collection_test import NO_BLIND_TEST, NO_OVERLAP, version_part
+from pipeline.answers.collection_test import version_part
 from pipeline.answers.selected import (
     STRENGTH,
     GroupTally,
@@ -23,29 +23,21 @@ from pipeline.answers.selected import (
     with_strength,
     write_selected,
 )
+from pipeline.answers.summarise import make_summary, summary_in_run
 from pipeline.answers.top_documents import MOST_THUMBNAILS as THUMBNAILS
 from pipeline.answers.top_documents import Reread, kept_tokens, pick_top_documents, write_attributions, write_thumbnails
-from pipeline.checks.blind import BlindTest
-from pipeline.checks.dependence import (
-    MOST,
-    RoleDocuments,
-    SelectionBlocks,
-    breaks_bounds,
-    group_diagnostic,
-    near_duplicates_diagnostic,
-    read_sketches,
-)
-from pipeline.checks.diagnostics import blind_file, diagnose, run_blind_test, without_texts
-from pipeline.checks.draws import VersionDraws, read_version_draws
-from pipeline.checks.overlap import Overlap, find_overlaps
-from pipeline.checks.tail_check import Listed, families_diagnostic, tail_diagnostic
+from pipeline.checks.blind import NO_BLIND_TEST, BlindTest, blind_file
+from pipeline.checks.check import AnswerFacts, Overlap, offered
+from pipeline.checks.dependent_documents import MOST, NO_GROUPS, RoleDocuments, SelectionBlocks, read_sketches
+from pipeline.checks.document_checks import run_blind_test
+from pipeline.checks.overlap import NO_OVERLAP, find_overlaps
+from pipeline.checks.shuffle import VersionDraws, read_version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import FileError, UserError
 from pipeline.models.devices import give_back
-from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
 from pipeline.run.digests import (
     DOCUMENTS,
     changed_file,
@@ -69,7 +61,7 @@ from pipeline.run.records import (
 )
 from pipeline.run.remedies import already_audited_note, made_again_note
 from pipeline.run.scored import Scored, ShardMap, Span, find_span, role_scores
-from pipeline.run.summary import Diagnostic, Summary, make_summary, series_place, summary_file
+from pipeline.run.summary import Summary, summary_file
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, SelectionInput, run_queries
@@ -401,36 +393,26 @@ class _SelectionTask:
 
     def summarise(self, answer: Answer, total: Total, documents: Mapping[Role, RoleDocuments]) -> Summary:
         """The summary of the answer, with the near-duplicates among the documents of each role."""
-        selection, role, n_selected = self.selection, self.null_role, len(total.selected)
-        diagnostics = diagnose(answer, self.scored, self.overlap, self.blind_test, role)
-        if self.draws is not None:
-            diagnostics = diagnostics.model_copy(update={"shuffle": self.draws.diagnostic})
-        if self.blocks is None:
-            return make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
-        duplicates = {name: one.record for name, one in documents.items()}
-        listed = Listed(self.scored, self.overlap, role, total.selected, selection.alpha, self.config.near_copies)
-        checks: dict[str, Diagnostic | None] = {
-            "families": families_diagnostic(duplicates, listed),
-            "tail": tail_diagnostic(self.blind_test, listed),
-        }
-        diagnostics = diagnostics.model_copy(update=checks)
-        alone = not diagnostics.failures()
-        near, calibrating = (duplicates["audit"], duplicates[role]), self.blocks.calibrating
-        checks = {
-            "groups": group_diagnostic(selection, answer, role, documents["audit"].groups, calibrating, alone),
-            "near_copies": near_duplicates_diagnostic(selection, answer, role, *near, alone),
-        }
-        diagnostics = diagnostics.model_copy(update=checks)
-        if not self.config.corpus.has_text:
-            diagnostics = without_texts(diagnostics, role)
-        made = make_summary(selection, answer, diagnostics, n_selected, self.quarantined, self.limit)
-        if self.slot is not None and self.config.series is not None:
-            made = made.model_copy(update={"series": series_place(self.slot, self.config.series)})
-        if self.config.corpus.scores is not None:
-            made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
-        dependent = documents["audit"].groups.breaks_bounds or calibrating.breaks_bounds
-        dependent |= breaks_bounds(near[0], *([near[1]] if selection.calibrate == "all" else []))
-        return made.without_bound(GROUPED) if dependent else made
+        roles: list[Role] = ["audit", self.null_role]
+        facts = AnswerFacts(
+            selection=self.selection,
+            answer=answer,
+            offers=offered(self.config.corpus),
+            groups=(NO_GROUPS, NO_GROUPS)
+            if self.blocks is None
+            else (documents["audit"].groups, self.blocks.calibrating),
+            scored=self.scored,
+            overlap=self.overlap,
+            blind=self.blind_test.diagnostic,
+            tail=self.blind_test.tail,
+            near={role: documents[role].record for role in roles if role in documents},
+            near_copies=self.config.near_copies,
+            selected=total.selected,
+            shuffle=None if self.draws is None else self.draws.diagnostic,
+        )
+        return summary_in_run(
+            make_summary(facts, facts.n_selected, self.quarantined, self.limit), self.config, self.slot
+        )
 
     def write(self, summary: Summary, answer: Answer, total: Total) -> dict[str, str]:
         """Write the selected documents and the data of the report; SHA-256 of all files except the summary, by name."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pipeline.checks.dependence import near_duplicates_file
-from pipeline.checks.overlap import Overlap
+from pipeline.checks.check import Overlap
+from pipeline.checks.dependent_documents import near_duplicates_file
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, SelectionConfig

@@ -42,10 +42,6 @@ _UNITS = {
     "family": ("family", "families of near-duplicates"),
 }
 
-NO_BLIND_TEST = (
-    "Not needed: the published version of each document is compared with its other versions, not with other documents."
-)
-NO_OVERLAP = "No other document calibrates."
 EXPECTED = (
     "what to expect (8B parameters, 500B tokens, texts inserted at random; Hubble, arXiv 2510.19811): of documents "
     "that a model read {shares} are selected; a collection of 500 to 1,500 may be shown without any document"

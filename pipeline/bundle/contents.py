@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pipeline.answers.collection_test import version_part
 from pipeline.bundle.container import BundleIndex, RefutedError
-from pipeline.checks.draws import VersionDraws, draw_table, version_draws
+from pipeline.checks.shuffle import VersionDraws, draw_table, version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import SelectionConfig

@@ -25,7 +25,7 @@ from pipeline.bundle.contents import (
     verdicts_member,
 )
 from pipeline.bundle.verify import verify_bundle
-from pipeline.checks.dependence import MOST, read_sketches
+from pipeline.checks.dependent_documents import MOST, read_sketches
 from pipeline.checks.overlap import find_overlaps
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.answers.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.answers.collection_test import Setting, audited_model, judge_parts, judge_scores
+from pipeline.answers.summarise import make_summary, summary_in_run
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
 from pipeline.bundle.contents import (
     DOCUMENTS,
@@ -29,18 +30,18 @@ from pipeline.bundle.contents import (
     summary_member,
     verdicts_member,
 )
-from pipeline.checks.dependence import GroupSizes, breaks_bounds, group_diagnostic, near_duplicates_diagnostic
-from pipeline.checks.diagnostics import diagnose_scores, without_texts
+from pipeline.checks.check import AnswerFacts, offered
+from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes
+from pipeline.checks.registry import CHECK_NAMED
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
-from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
 from pipeline.run.manifest import Manifest
 from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE, opened
-from pipeline.run.summary import BlindDiagnostic, Conclusion, Diagnostic, Summary, make_summary, series_place
+from pipeline.run.summary import BlindDiagnostic, Conclusion, Summary
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
@@ -202,7 +203,7 @@ class _Bundle:
         if not refuted:
             yield Checked("holds", about, f"its answer follows from the scores: {_in_words(summary)}")
         for name, diagnostic in summary.diagnostics.by_name().items():
-            if name not in ("resolution", "sign_symmetry", "shuffle", "groups"):
+            if not CHECK_NAMED[name].recomputed:
                 yield Checked("stated", f"{about}, check {name}", f"by the run, not recomputed: {diagnostic.sentence}")
         if summary.bound_withheld is not None:
             yield Checked("stated", f"{about}, bound", summary.bound_withheld)
@@ -316,49 +317,29 @@ class _Bundle:
     def _summary(
         self, selection: SelectionConfig, recomputed: Verdict, stated: dict[str, Any], slot: Slot | None
     ) -> Summary:
-        """The summary from the scores, with the values that only the run can state."""
-        role, answer = NULL_ROLE[selection.direction], recomputed.answer
-        computed = diagnose_scores(answer, role)
-        known: dict[str, Diagnostic | None] = {
-            "resolution": computed.resolution,
-            "sign_symmetry": computed.sign_symmetry,
-        }
-        if self.versions is not None:
-            known["shuffle"] = self.versions.draws.diagnostic
-        diagnostics = build(Conclusion, stated.get("diagnostics") or {}).model_copy(update=known)
-        dependent = False
-        if self.versions is None:
-            diagnostics, dependent = self._dependence(selection, recomputed, diagnostics)
-        series = self.manifest.config.series
-        place = {} if slot is None or series is None else {"series": series_place(slot, series)}
-        counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
-        made = make_summary(selection, answer, diagnostics, *counts, self.manifest.limit).model_copy(update=place)
-        if self.manifest.config.corpus.scores is not None:
-            made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
-        return made.without_bound(GROUPED) if dependent else made
-
-    def _dependence(
-        self, selection: SelectionConfig, recomputed: Verdict, diagnostics: Conclusion
-    ) -> tuple[Conclusion, bool]:
-        """The checks of dependent documents, and whether these leave no bound.
+        """The summary from the scores, with the checks that only the run can state.
 
         The numbers of near-duplicates are those that the run states; families and groups of documents are bundled.
         """
-        role, answer, near = NULL_ROLE[selection.direction], recomputed.answer, diagnostics.near_copies
-        calibrating = self._calibrating(role)[recomputed.calibrating]
-        groups = self.scores.groups
+        config, checks = self.manifest.config, build(Conclusion, stated.get("diagnostics") or {})
+        role, near = NULL_ROLE[selection.direction], checks.near_copies
+        facts = AnswerFacts(
+            selection=selection,
+            answer=recomputed.answer,
+            offers=offered(config.corpus),
+            groups=(NO_GROUPS, NO_GROUPS) if self.versions is not None else self._groups(role, recomputed),
+            near={} if near is None else {"audit": near.audit, role: near.calibration},
+            shuffle=None if self.versions is None else self.versions.draws.diagnostic,
+        )
+        counts = int(recomputed.selected.sum()), self.audit.size - self.roles["audit"].size
+        return summary_in_run(make_summary(facts, *counts, self.manifest.limit, checks), config, slot)
+
+    def _groups(self, role: Role, recomputed: Verdict) -> tuple[GroupSizes, GroupSizes]:
+        """The groups of the audited documents, and of those that calibrate."""
+        groups, calibrating = self.scores.groups, self._calibrating(role)[recomputed.calibrating]
         assert groups is not None
         audited, known = (GroupSizes.of_names(groups.take(pa.array(one))) for one in (self.roles["audit"], calibrating))
-        others = diagnostics.model_copy(update={"groups": None, "near_copies": None})
-        alone = not others.failures()
-        dependent = audited.breaks_bounds or known.breaks_bounds
-        checks: dict[str, Any] = {"groups": group_diagnostic(selection, answer, role, audited, known, alone)}
-        if near is not None:
-            records = near.audit, near.calibration
-            checks["near_copies"] = near_duplicates_diagnostic(selection, answer, role, *records, alone)
-            dependent |= breaks_bounds(records[0], *(records[1:] if selection.calibrate == "all" else ()))
-        diagnostics = diagnostics.model_copy(update=checks)
-        return diagnostics if self.manifest.config.corpus.has_text else without_texts(diagnostics, role), dependent
+        return audited, known
 
     def _calibrating(self, role: Role) -> np.ndarray:
         """Places of the scored documents of a role that may calibrate, int64."""

@@ -1,382 +1,54 @@
 """The blind test: can a classifier that never saw the model distinguish calibration documents from audited ones?
 
-The tail check tests, on the same scores, whether some audited documents are of a kind that calibration lacks.
-
-File properties alone separate the halves of published picture benchmarks (arXiv 2504.18349), whose files differ in
-size, format or quality.
+A difference of roles in words or looks is not membership, and the absence of a difference does not prove them alike.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.checks.blind_text import OF_CAPTIONED, OF_PICTURES, TOKENS, WORDS, blind_sentence
+from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
+from pipeline.checks.classifier import Shown, blind_result, classifier_input, count_compared, hold_out
 from pipeline.checks.held_out_auc import (
-    HALVINGS,
-    LEAST,
+    LEAST_BLOCKS,
+    PASSING,
+    TOLERANCE,
     Blind,
     Compared,
-    HeldOut,
-    auc_interval,
     blocks_among,
     documents_to_decide,
-    held_out,
 )
-from pipeline.checks.words import CHARACTERS, Words, read_words, tokens, without_zeros
+from pipeline.checks.held_out_tail import TailTest, tail_test
+from pipeline.checks.sample import DocumentSample, calibrating
+from pipeline.checks.words import CHARACTERS
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
-from pipeline.corpus.picture_files import FORMATS, open_picture
-from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.run.conclusion_text import ONLY_SCORES
-from pipeline.run.records import Record
-from pipeline.run.summary import BlindDiagnostic
+from pipeline.run.summary import LEAST_SHARED, BlindDiagnostic, Summary
 from pipeline.selection.guarantees import Outcome
+from pipeline.wording import format_against
 
 SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
-FOLDS = 5
 
-CAPTION_FEATURES = 256
-"""Number of hashed word counts of a caption."""
+WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
+OF_CAPTIONED = "thumbnails, colours, files and captions"
+"""The input of a classifier."""
 
-SIDE = 16
-"""Side of a thumbnail, in pixels."""
 
-BINS = 8
-"""Bins in the histogram of a colour channel."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PictureLooks:
-    """The classifier's input for a picture."""
-
-    features: np.ndarray  # float64, (features,), from `picture_features`
-    caption: str = ""  # empty where the corpus has none
-
-
-def read_picture_looks(data: bytes, caption: str = "") -> PictureLooks:
-    """The classifier's input for a picture, from the bytes of its file."""
-    return PictureLooks(picture_features([data])[0], caption)
-
-
-def caption_features(captions: Sequence[str]) -> np.ndarray:
-    """The classifier's features of captions: float64, (captions, features).
-
-    Hashed word counts of each caption, and its numbers of characters, words, capitals and full stops. Scores of
-    captions also differ between authors, which the pictures do not show.
-
-    Args:
-        captions: captions of pictures, none of them empty.
-    """
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    vectorizer = HashingVectorizer(n_features=CAPTION_FEATURES, alternate_sign=False, norm=None, analyzer=tokens)
-    counts = vectorizer.transform(captions).toarray()
-    shapes = [[len(c), count_units(c), sum(map(str.isupper, c)), c.count("."), c[:1].isupper()] for c in captions]
-    return np.hstack([counts, np.array(shapes, dtype=np.float64)])
-
-
-def picture_features(pictures: Sequence[bytes]) -> np.ndarray:
-    """The classifier's features of pictures: float64, (pictures, features).
-
-    A grey thumbnail of 16 x 16 pixels and histograms of the three colours; of the file the format, the size in pixels
-    and in bytes, the quality of a JPEG file (from its quantisation tables), and the numbers of metadata entries and
-    bands. Pixels of a picture that cannot be decoded are zeros.
-
-    Args:
-        pictures: the bytes of their files.
-    """
-    return np.array([[*_pixels(data), *_file_facts(data)] for data in pictures], dtype=np.float64)
-
-
-def _pixels(data: bytes) -> list[float]:
-    try:
-        picture = open_picture(data)
-    except ValueError:
-        return [0.0] * (SIDE * SIDE + 3 * BINS)
-    thumbnail = np.asarray(picture.convert("L").resize((SIDE, SIDE)), dtype=np.float64) / 255
-    counts = np.array(picture.histogram(), dtype=np.float64).reshape(3 * BINS, -1).sum(axis=1)
-    return [*thumbnail.ravel().tolist(), *(counts / max(1.0, counts.sum())).tolist()]
-
-
-def _file_facts(data: bytes) -> list[float]:
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
-                more = len(image.info), len(image.getexif()), len(image.getbands())
-                kinds = [{image.format: 1.0}.get(form, 0.0) for form in FORMATS]
-                tables = getattr(image, "quantization", None) or {}  # of a JPEG file: larger steps for lower quality
-                quantised = float(np.mean(tables[min(tables)])) if tables else 0.0
-    except Exception:  # readers of pictures raise whatever their parsers do
-        return [math.log(1 + len(data)), *[0.0] * (len(FORMATS) + 8)]
-    per_pixel = len(data) / max(1, width * height)
-    size = [math.log(1 + len(data)), float(width), float(height), width / max(1, height), per_pixel]
-    return [*size, *map(float, more), *kinds, quantised]
-
-
-def picture_model() -> Any:
-    """The classifier of the test, not fitted; both classes have the same total weight."""
-    from sklearn.ensemble import HistGradientBoostingClassifier
-
-    return HistGradientBoostingClassifier(
-        max_iter=60, max_leaf_nodes=8, min_samples_leaf=8, class_weight="balanced", early_stopping=False, random_state=0
-    )
-
-
-Shown = str | PictureLooks
-"""The classifier's input for a document: its text, or the features of its picture."""
-
-
-def classifier_input(document: Document) -> Shown:
-    """The classifier's input for a document."""
-    return document.text if document.picture is None else read_picture_looks(document.picture, document.text)
-
-
-def blind(
-    calibration: Sequence[Shown], audit: Sequence[Shown], seed: int, block: np.ndarray | None = None
-) -> Blind | None:
-    """Test whether a classifier that never saw the model distinguishes calibration from audited documents.
-
-    Logistic regression on words and characters (`words.read_words`); AUC of documents that the classifier was not
-    trained on, with its 99% interval, from random halvings (`halvings.held_out`). The AUC is 0.5 where members and
-    non-members differ in words only by chance, whatever the share of members. Pictures take boosted trees on
-    `picture_features`, and on `caption_features` where all have captions.
-
-    Args:
-        calibration: texts, or `PictureLooks`, of the null role.
-        audit: texts, or `PictureLooks`, of the audited documents.
-        seed: seed of the halvings.
-        block: int64, (calibration + audit,), from `blocks_among`; None: documents are independent.
-
-    Returns:
-        None with fewer than `halvings.LEAST_BLOCKS` blocks of either role.
-    """
-    audited = np.arange(len(calibration) + len(audit)) >= len(calibration)
-    held = hold_out([*calibration, *audit], Compared.of(audited, block), seed)
-    return None if held is None else blind_result(held)
-
-
-def hold_out(documents: Sequence[Shown], compared: Compared, seed: int) -> HeldOut | None:
-    """Scores of documents by classifiers that were trained on others; None with too few blocks.
-
-    Args:
-        documents: texts, or `PictureLooks`.
-        compared: the role and block of each.
-        seed: seed of the halvings.
-    """
-    if not compared.enough:
-        return None
-    return hold_out_known(read_known(documents), compared, seed)
-
-
-def hold_out_known(known: Known, compared: Compared, seed: int) -> HeldOut | None:
-    """`hold_out` of documents by the classifier's input, from `read_known`."""
-    features, model = _prepared(known)
-    held = held_out(features, compared, seed, model)
-    return replace(held, shared=known.shared) if held is not None and isinstance(known, Words) else held
-
-
-def blind_result(held: HeldOut) -> Blind:
-    """The AUC of held-out scores, with its 99% interval."""
-    auc, error = held.auc()
-    return Blind(auc, *auc_interval(auc, error), **count_compared(held.compared), shared=held.shared)
-
-
-def count_compared(compared: Compared) -> dict[str, Any]:
-    """The fields of `Blind` with the documents of each role and, where these differ, their blocks."""
-    audited, block = compared.audited, compared.block
-    counts = int((~audited).sum()), int(audited.sum())
-    blocks = np.unique(block[~audited]).size, np.unique(block[audited]).size
-    shown: tuple[int | None, int | None] = (None, None) if blocks == counts else blocks
-    names = "n_calibration", "n_audit", "n_calibration_blocks", "n_audit_blocks"
-    return dict(zip(names, (*counts, *shown), strict=True))
-
-
-def blind_scores(first: Sequence[Shown], second: Sequence[Shown], seed: int) -> np.ndarray | None:
-    """Score how much the words of each text resemble the second kind, by a classifier not trained on that text.
-
-    Pictures are scored by their `picture_features`.
-
-    Args:
-        first: texts, or files of pictures, of one kind.
-        second: texts, or files of pictures, of the other kind.
-        seed: seed of the folds.
-
-    Returns:
-        float64, (first + second,), larger for the second kind; None with fewer than 20 documents of either.
-    """
-    if min(len(first), len(second)) < LEAST:
-        return None
-    from sklearn.model_selection import StratifiedKFold, cross_val_predict
-
-    labels = np.r_[np.zeros(len(first), dtype=int), np.ones(len(second), dtype=int)]
-    features, model = _prepared(read_known([*first, *second]))
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed % 2**32)
-    guesses = cross_val_predict(model, features, labels, cv=folds, method="decision_function")
-    return np.asarray(guesses)
-
-
-Known = Words | np.ndarray
-"""The classifier's input for documents: of pictures float64, (documents, features)."""
-
-
-def read_known(documents: Sequence[Shown]) -> Known:
-    """The classifier's input for texts, or for pictures."""
-    pictures = [document for document in documents if isinstance(document, PictureLooks)]
-    if not pictures:
-        return read_words([document for document in documents if isinstance(document, str)])
-    features = np.stack([picture.features for picture in pictures])
-    captions = [picture.caption for picture in pictures if picture.caption]
-    if len(captions) == len(pictures):  # scores of captions differ where their words do
-        features = np.hstack([features, caption_features(captions)])
-    return features
-
-
-def _prepared(known: Known) -> tuple[Any, Any]:
-    """The features of documents, and the classifier, not fitted."""
-    return (without_zeros(known.features), word_model()) if isinstance(known, Words) else (known, picture_model())
-
-
-def word_model(strength: float = 10.0) -> Any:
-    """The classifier of the test, not fitted; both classes have the same total weight.
-
-    Args:
-        strength: inverse of the penalty on the coefficients of words.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(C=strength, class_weight="balanced", max_iter=200, solver="liblinear", random_state=0)
-
-
-SHARES = (0.005, 0.01, 0.02, 0.05)
-LEAST_TAIL = 5
-"""Minimum number of blocks in a tail."""
-
-TAIL_LEVEL = 0.01
-_LEAST_P, _MOST_P = 1e-15, 0.99  # one p-value of .999 would cancel one of .001
-
-
-class TailTest(Record):
-    """The tail check of a role and the places of its documents, whose texts may be gone when an answer is checked."""
-
-    p_value: float = Field(description="P-value of all tails; a small one contradicts that both groups are alike.")
-    share: float | None = Field(
-        None, description="Share of the compared documents in the tail; null where p is above 0.01."
-    )
-    compared: dict[str, int] = Field(
-        {}, description="Rows at the beginning of each audited shard that were compared; empty where p is above 0.01."
-    )
-    documents: list[tuple[str, int, float]] = Field(
-        [],
-        description="Audited documents in the tail, the highest first: shard, row in it from 0, and mean percentile "
-        "rank in [0, 1].",
-    )
-
-    @property
-    def significant(self) -> bool:
-        """Whether the tail has more audited documents than chance allows."""
-        return self.p_value <= TAIL_LEVEL
-
-
-def tail_test(held: HeldOut, places: Sequence[tuple[str, int]]) -> TailTest:
-    """The tail check of held-out scores.
-
-    Args:
-        held: scores of documents by classifiers that were trained on the other half.
-        places: shard, and row in it from 0, of each document.
-    """
-    p_value, tail, ranks = blind_tail(held)
-    if p_value > TAIL_LEVEL:
-        return TailTest(p_value=p_value)
-    compared: dict[str, int] = {}
-    for place in np.flatnonzero(held.compared.audited).tolist():
-        shard, row = places[place]
-        compared[shard] = max(compared.get(shard, 0), row + 1)
-    inside = np.flatnonzero(tail & held.compared.audited)
-    order = inside[np.argsort(-ranks[inside], kind="stable")].tolist()
-    return TailTest(
-        p_value=p_value,
-        share=float(tail.mean()),
-        compared=compared,
-        documents=[(*places[place], round(float(ranks[place]), 6)) for place in order],
-    )
-
-
-def blind_tail(held: HeldOut) -> tuple[float, np.ndarray, np.ndarray]:
-    """Test the tails of held-out scores: the documents that look most like audited ones.
-
-    In each half blocks are ordered by their mean score. If the roles are exchangeable, the number of audited blocks at
-    the top is hypergeometric. The p-values of the top 0.5, 1, 2 and 5% of all halves make one by Cauchy combination.
-
-    Args:
-        held: scores of documents by classifiers that were trained on the other half.
-
-    Returns:
-        the p-value of all tails together; bool, (documents,), which are in the tail with the least p-value; float64,
-        (documents,), the means of their held-out percentile ranks, in [0, 1].
-    """
-    halves = [_tails(held, places, scores) for places, scores in held.halves()]
-    distinct = [p for sizes, p_values, _ in halves for p in dict(zip(sizes, p_values, strict=True)).values()]
-    together = [cauchy([p_values[place] for _, p_values, _ in halves]) for place in range(len(SHARES))]
-    fewest = float(np.mean([LEAST_TAIL / blocks for *_, blocks in halves]))
-    share = min(1.0, max(SHARES[int(np.argmin(together))], fewest))
-    ranks = _ranks(held)
-    least = np.sort(ranks)[::-1][max(1, round(share * ranks.size)) - 1]
-    return cauchy(distinct), ranks >= least, ranks
-
-
-def _tails(held: HeldOut, places: np.ndarray, scores: np.ndarray) -> tuple[list[int], list[float], int]:
-    """Blocks and p-value of the top of one half, ties included, for each of SHARES, and the blocks of the half.
-
-    Blocks of both roles are left out.
-    """
-    from scipy.stats import hypergeom
-
-    kinds = held.compared.kinds
-    block = held.compared.block[places]
-    sums, counts = np.bincount(block, scores, kinds.size), np.bincount(block, minlength=kinds.size)
-    inside = np.flatnonzero((counts > 0) & (kinds != 3))
-    means, audited = sums[inside] / counts[inside], kinds[inside] == 2
-    ordered, number = np.sort(means)[::-1], inside.size
-    tops = [means >= ordered[min(max(LEAST_TAIL, round(share * number)), number) - 1] for share in SHARES]
-    sizes, n_audited = ([int(np.count_nonzero(top & of)) for top in tops] for of in (True, audited))
-    total = int(np.count_nonzero(audited))
-    p_values = [float(hypergeom.sf(k - 1, number, total, size)) for k, size in zip(n_audited, sizes, strict=True)]
-    return sizes, p_values, number
-
-
-def cauchy(p_values: Sequence[float]) -> float:
-    """The Cauchy combination of p-values, each clipped to [1e-15, 0.99] before (Liu & Xie 2020)."""
-    clipped = np.clip(np.asarray(p_values, dtype=np.float64), _LEAST_P, _MOST_P)
-    statistic = np.mean(1 / np.tan(np.pi * clipped))
-    return float(np.arctan2(1.0, statistic) / np.pi)
-
-
-def _ranks(held: HeldOut) -> np.ndarray:
-    """The mean, over the halvings, of the percentile rank of each document in its half; ties get their mid-rank."""
-    from scipy.stats import rankdata
-
-    total = np.zeros(held.compared.audited.size)
-    for places, scores in held.halves():
-        total[places] += (rankdata(scores) - 0.5) / scores.size
-    return total / HALVINGS
+def blind_file(role: str) -> str:
+    """Path of the blind test of a role in a run directory."""
+    return f"diagnostics/blind-{role}.json"
 
 
 def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDiagnostic:
@@ -428,6 +100,31 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     diagnostic = blind_diagnostic(None if held is None else blind_result(held), role, input_kind(shards, role))
     tail = None if held is None else tail_test(held, sample.places)
     return BlindTest(**{**diagnostic.model_dump(), **count_compared(sample.compared)}, tail=tail)
+
+
+def blind_tests_of_sample(sample: DocumentSample) -> dict[Role, BlindTest]:
+    """The blind test of each known role before scoring; a role with unreadable texts is missing."""
+    tests: dict[Role, BlindTest] = {}
+    for role in sample.compared:
+        try:
+            tests[role] = blind_test(sample.plan.shards, role, sample.config, sample.effort.texts)
+        except UserError as error:
+            sample.damaged.append(str(error))
+    return tests
+
+
+def _lines(results: Mapping[Role, BlindTest], planned: Planned) -> list[SampleLine]:
+    """The results of the roles that calibrate, what decides a test, and what to do after those that failed."""
+    tests = {role: results[role] for role in calibrating(planned.config) if role in results}
+    lines = [SampleLine(test.outcome, test.sentence, role) for role, test in tests.items()]
+    undecided = [
+        test for test in tests.values() if test.tested and test.outcome == Outcome.INCONCLUSIVE and not test.below
+    ]
+    if undecided:
+        blocks = any(test.n_audit_blocks is not None for test in undecided)
+        lines.append(SampleLine(Outcome.INCONCLUSIVE, how_decided(undecided[0].by, blocks)))
+    steps = [after_blind(test, role) for role, test in tests.items() if test.outcome == Outcome.FAILED]
+    return [*lines, *(SampleLine(Outcome.PASSED, f"next: {step}") for step in steps if step)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -522,3 +219,212 @@ def sample_documents(shards: Sequence[Shard], texts: int = SAMPLED_TEXTS) -> Ite
         readable = (document for document in read_shard(shard) if document.problem is None)
         for document in islice(readable, share):
             yield shard, document
+
+
+# --- sentences
+
+TO_LOOK = "Longer documents, or more of their kind, would let it."
+"""What lets a test that could not look decide."""
+
+PAIRED = "The two roles are not independent samples of one kind, but for example pairs, one document of each role"
+"""Why an AUC is below 0.5."""
+
+_OR_CHARACTERS = {WORDS: "or pairs of characters "}
+_DIFFERENT, _ALIKE = 0.5 + TOLERANCE, 0.5 + PASSING
+
+
+def blind_sentence(test: Blind | None, role: str, by: str) -> str:
+    """States the result of the blind test.
+
+    Args:
+        test: None where there were too few documents for one.
+        role: the role whose documents calibrate.
+        by: input of the classifier.
+    """
+    if test is None:
+        return (
+            f"Inconclusive: fewer than {LEAST_BLOCKS} {role} or audited documents, where documents of one group and "
+            f"near-duplicates count once: whether their {by} differ could not be tested."
+        )
+    if test.outcome == Outcome.INCONCLUSIVE and not test.looked:
+        return (
+            f"Inconclusive: the test could not look. Half of the documents have at most {test.shared:g} different {by} "
+            f"{_OR_CHARACTERS.get(by, '')}in common with another of them, and a difference shows only with "
+            f"{LEAST_SHARED} or more ({_interval(test)}). {TO_LOOK}"
+        )
+    if test.outcome == Outcome.INCONCLUSIVE and test.below:
+        return (
+            f"Inconclusive: the AUC is further below 0.50 than chance explains ({_interval(test)}). {PAIRED}, "
+            f"so the test cannot determine whether their {by} differ."
+        )
+    if test.outcome == Outcome.INCONCLUSIVE:
+        return (
+            f"Inconclusive: too few documents to determine whether the {by} of the {role} and the audited documents "
+            f"differ ({_interval(test)})."
+        )
+    if test.outcome == Outcome.PASSED:
+        return (
+            f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an "
+            f"AUC of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)}). It does not prove them alike."
+        )
+    return (
+        f"A classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC above "
+        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)}): they differ in more than membership, and the "
+        "guaranteed error rate is not supported."
+    )
+
+
+def how_decided(by: str, blocks: bool) -> str:
+    """Explains inconclusive tests; stated once for all of them.
+
+    Args:
+        by: input of the classifiers.
+        blocks: whether some of the documents are of one group, or near-duplicates.
+    """
+    once = " (documents of one group and near-duplicates count once)" if blocks else ""
+    return (
+        f'A lower limit above {_DIFFERENT:.2f} decides a test as "different", an upper limit of at most {_ALIKE:.2f} '
+        f'as "alike" (an AUC below 0.50 is taken as 0.50). With about {documents_to_decide():,} documents of each '
+        f"kind{once} nine of ten tests pass if the {by} are alike; with fewer it is normal that they stay inconclusive."
+    )
+
+
+def untested(role: str, why: str, by: str = WORDS) -> str:
+    """States that the blind test of a role was not made, and why."""
+    return f"Whether the {by} of {role} and audited documents differ was not tested: {why}."
+
+
+def _interval(test: Blind) -> str:
+    """The AUC and its interval, whose ends are rounded to the side of the limit that they are compared with."""
+    low, high = format_against(test.low, _DIFFERENT), format_against(test.high, 0.5 if test.below else _ALIKE)
+    return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
+
+
+NO_BLIND_TEST = BlindTest(
+    outcome=Outcome.PASSED,
+    tested=False,
+    sentence="Not needed: the published version of each document is compared with its other versions, not with other "
+    "documents.",
+)
+"""The test of documents with versions."""
+
+
+def untested_note(blind: BlindDiagnostic) -> str:
+    """The caution for a blind test that was not made or was inconclusive."""
+    differ = "audited and calibration documents differ in more than membership"
+    if not blind.tested:
+        return f"Whether {differ} was not checked."
+    if not blind.looked:
+        return f"Whether {differ} is not known: they have too few {blind.by} in common to look. {TO_LOOK}"
+    if blind.below:
+        return f"Whether {differ} is not known. {PAIRED}, so the test of their {blind.by} cannot determine it."
+    return (
+        f"Whether {differ} is not known: the test of their {blind.by} was inconclusive. About "
+        f"{blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
+    )
+
+
+def differing_clause(blind: BlindDiagnostic) -> str:
+    """Why an answer is contradicted, after a blind test that failed."""
+    return (
+        f"their {blind.by} alone tell the audited from the calibration documents, so they differ in more than "
+        "membership"
+    )
+
+
+def _brief(blind: BlindDiagnostic, summary: Summary) -> str:
+    """Why the blind test has no result."""
+    if blind.outcome != Outcome.INCONCLUSIVE:
+        return first_sentence(blind, summary)
+    if not blind.tested:
+        return "Not checked: audited and calibration documents are assumed to be alike."
+    if not blind.looked:
+        return f"Inconclusive: the documents have too few {blind.by} in common to look."
+    if blind.below:
+        return "Inconclusive: the two roles are not independent samples, but for example pairs."
+    return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
+
+
+# --- what to do next
+
+WHICH = {
+    "unseen": "documents like the audited ones that the model cannot have seen, such as drafts or unpublished ones of "
+    "the same authors and years",
+    "seen": "documents of the training data that are of the same source, kind and years as the audited ones",
+}
+"""The calibration documents that would do, by role."""
+
+MATCHABLE = (WORDS, TOKENS)
+"""Inputs of a blind test by which documents can be matched; pictures cannot."""
+
+MATCHED = (
+    "; seenset plan AUDIT.YAML --matched FOLDER keeps those of the present ones whose {by} resemble the audited ones"
+)
+
+
+def after_blind(blind: BlindDiagnostic, role: str) -> str | None:
+    """The next step after a blind test; None where it passed.
+
+    Args:
+        blind: the test, its numbers included.
+        role: the role whose documents calibrate.
+    """
+    if blind.outcome == Outcome.PASSED:
+        return None
+    if blind.outcome == Outcome.FAILED:
+        return f"Calibrate on {WHICH[role]}{MATCHED.format(by=blind.by) if blind.by in MATCHABLE else ''}."
+    if not blind.tested:
+        if ONLY_SCORES in blind.sentence:
+            return "Give the texts beside the scores, and make a new run: then the blind test is made."
+        return "Repeat the selection where the texts can be read: then the blind test is made."
+    return _undecided(blind, role)
+
+
+def _undecided(blind: BlindDiagnostic, role: str) -> str:
+    """States that a test stays inconclusive with so few documents, and how many would decide it."""
+    audited, known, needed = blind.n_audit, blind.n_calibration, blind.n_to_settle
+    blocks = blind.n_audit_blocks, blind.n_calibration_blocks
+    once = ", where documents of one group and near-duplicates count once," if blocks != (None, None) else ""
+    counts = [of if of is not None else n for of, n in zip(blocks, (audited, known), strict=True)]
+    given = (
+        f"With {audited:,} audited and {known:,} {role} documents compared,"
+        if audited and known
+        else "With so few documents"
+    )
+    stated = "or state the answer with its condition"
+    if blind.below:
+        return f"Draw the {role} documents at random, not each beside an audited one, {stated}."
+    if not blind.looked:
+        return f"Give longer documents, or more of their kind, so that they have {blind.by} in common, {stated}."
+    if needed and min((n for n in counts if n is not None), default=0) >= needed:
+        return (
+            f"{given} the blind test is inconclusive where most decide, so the {blind.by} may differ a little: "
+            f"calibrate on documents closer to the audited ones, {stated}."
+        )
+    decide = f"about {needed:,} of each{once} decide" if needed else "more decide"
+    return (
+        f"{given} the blind test stays inconclusive, which is normal ({decide} nine of ten tests if their {blind.by} "
+        f"are alike): give more of both, {stated}."
+    )
+
+
+# --- the check
+
+
+def _unmade(facts: AnswerFacts) -> BlindDiagnostic:
+    if "versions" in facts.offers:
+        return NO_BLIND_TEST.diagnostic
+    return BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=untested(facts.role, ONLY_SCORES))
+
+
+CHECK = Check(
+    name="blind",
+    title="Blind test",
+    title_of_versions="Unseen documents",
+    needs=frozenset({"known", "text"}),
+    on_scores=lambda facts: facts.blind,
+    unmade=_unmade,
+    sample=SampleCheck("blind", blind_tests_of_sample, _lines, slow=True),
+    brief=_brief,
+    next=after_blind,
+)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from pipeline.checks import dependence_text as wording
-from pipeline.checks.dependence import group_numbers
+from pipeline.checks.dependent_documents import group_numbers
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
@@ -22,6 +21,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.procedures.estimating import storey_cut
 from pipeline.selection.procedures.record import Rule, applied_to
 from pipeline.selection.ranked import fewest_selectable
+from pipeline.wording import documents, format_against
 
 LITTLE = Fraction(1, 2)
 """Smallest possible estimate of the share of nulls above which storey is said to select little more than bh."""
@@ -143,8 +143,8 @@ def _calibrating(
     rule = Rule(procedure, selection.exact_alpha, calibrated.delta(selection), halved, selection.exact_lambda)
     fewest = None if procedure.signed or procedure.per_list else fewest_selectable(rule, n, m)
     if one_of_each:
-        return [(False, wording.one_of_each_planned(n, documents[role], role, fewest, whole))]
-    return [(True, wording.dependent_calibration(n, documents[role], role, counts.factor, fewest, whole))]
+        return [(False, one_of_each_planned(n, documents[role], role, fewest, whole))]
+    return [(True, dependent_calibration(n, documents[role], role, counts.factor, fewest, whole))]
 
 
 def _estimating(selection: SelectionConfig, counts: BlockCounts) -> list[tuple[bool, str]]:
@@ -159,8 +159,68 @@ def _estimating(selection: SelectionConfig, counts: BlockCounts) -> list[tuple[b
     t, _ = storey_cut(rule.grid(rule.calibrating(n)), selection.exact_lambda)
     if not procedure.by_blocks:
         unsafe = sizes.excess(t, Fraction(sizes.documents)) > EXCESS
-        return [(True, wording.unsafe_estimate(selection.procedure, sizes.blocks, sizes.largest))] if unsafe else []
+        return [(True, unsafe_estimate(selection.procedure, sizes.blocks, sizes.largest))] if unsafe else []
     part = sizes.part(t)
     least = (part / (1 - t) + sizes.left_out(part)) / sizes.documents
     by_group = counts.n_strata > 0 and not calibrated.grouped
-    return [(False, wording.as_bh(min(1.0, float(least)), sizes.blocks, by_group))] if least > LITTLE else []
+    return [(False, as_bh(min(1.0, float(least)), sizes.blocks, by_group))] if least > LITTLE else []
+
+
+# --- sentences
+
+
+def dependent_calibration(n: int, known: int, role: str, factor: float, fewest: int | None, whole: bool) -> str:
+    """States before scoring that dependent calibration documents would contradict a selection, and the remedy.
+
+    Args:
+        n: blocks of calibration documents.
+        known: calibration documents.
+        role: role of the calibration documents.
+        factor: maximum factor by which p-values would be too small.
+        fewest: documents of the shortest possible list with one document of each block; None: not by their number.
+        whole: whether all documents were read.
+    """
+    shortest = "" if fewest is None else f", and the shortest possible list has {documents(fewest)}"
+    return (
+        f"the {known:,} {role} documents rank as {_about(n, whole)} independent ones, so p-values can be too small by "
+        f"a factor of up to {format_against(factor, float(INFLATION))}, and the answer would not be supported; with "
+        f"calibrate: one_per_block {_about(n, whole)} calibrate{shortest}."
+    )
+
+
+def one_of_each_planned(n: int, known: int, role: str, fewest: int | None, whole: bool) -> str:
+    """States before scoring how many documents calibrate with one of each block; arguments as above."""
+    shortest = "" if fewest is None else f", and the shortest possible list has {documents(fewest)}"
+    return f"one {role} document of each block calibrates, {_about(n, whole)} of {known:,}{shortest}."
+
+
+def unsafe_estimate(procedure: str, blocks: int, largest: int) -> str:
+    """States before scoring that a procedure would not be supported, because it ignores blocks."""
+    return (
+        f"the audited documents form {blocks:,} blocks of groups and near-duplicates, the largest of "
+        f"{documents(largest)}, too few for the estimate of procedure {procedure}: the answer would not be supported; "
+        "take bh or storey."
+    )
+
+
+def as_bh(least: float, blocks: int, by_group: bool) -> str:
+    """States before scoring that Storey's estimate of the share of nulls cannot be small, so that storey is like bh.
+
+    Args:
+        least: the smallest possible estimate.
+        blocks: blocks of audited documents.
+        by_group: whether calibration by group would remedy it.
+    """
+    remedy = (
+        "; calibration: by_group ranks within the groups of both roles, which then are no blocks, and keeps it"
+        if by_group
+        else ""
+    )
+    return (
+        f"the audited documents form {blocks:,} blocks of groups and near-duplicates, with which storey takes a share "
+        f"of nulls of at least {least:.2f} (bh takes 1), so it selects little more than bh{remedy}."
+    )
+
+
+def _about(count: int, whole: bool) -> str:
+    return f"{count:,}" if whole else f"about {count:,}"

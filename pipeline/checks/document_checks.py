@@ -9,17 +9,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.checks.blind import BlindTest
+from pipeline.checks.blind import TOKENS, WORDS, BlindTest, blind_file, blind_test, untested
 from pipeline.checks.dependence_plan import BlockCounts
-from pipeline.checks.document_text import documents_read
-from pipeline.checks.draws import DrawsPreview
 from pipeline.checks.input_findings import InputFindings, Undecodable
+from pipeline.checks.shuffle import DrawsPreview
+from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.shard import Shard
-from pipeline.errors import DamagedError
-from pipeline.run.records import VersionedRecord, read_record
+from pipeline.errors import DamagedError, UserError
+from pipeline.run.records import VersionedRecord, read_part, read_record, write_part
 from pipeline.run.remedies import checked_after, made_again_note
+from pipeline.run.scored import Scored
 from pipeline.run.summary import CountDiagnostic, NearDuplicates, OverlapDiagnostic
+from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
 
@@ -63,7 +65,8 @@ class PreflightChecks(VersionedRecord):
     @property
     def scope(self) -> str:
         """The number of documents that were read."""
-        return documents_read(sum(self.documents.values()), self.whole)
+        count = sum(self.documents.values())
+        return f"all {count:,} documents" if self.whole else f"a sample of {count:,} documents"
 
 
 def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:
@@ -85,3 +88,30 @@ def checks_file(shards: Sequence[Shard], seed: int) -> str:
     content = [replace(shard, name="", path="", first_row=0).to_dict() for shard in shards]
     digest = json_digest([_FORM, seed, content])
     return f"diagnostics/documents-{digest[:12]}.json"
+
+
+def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
+    """The blind test of a role, made once per run because the texts may be gone later.
+
+    One of version 0.10, which saw words of scripts with blanks alone, is made again while the texts can be read.
+
+    Raises:
+        UserError: the file of an earlier test was written by another version.
+    """
+    name = blind_file(role)
+    earlier = None
+    try:
+        earlier = read_part(scored.store, name, BlindTest)
+    except DamagedError as error:
+        _log.warning(made_again_note(error, "the test is"))
+    if earlier is not None and ("shared" in earlier.model_fields_set or earlier.by not in (WORDS, TOKENS)):
+        return earlier
+    shards = list(scored.shards.values())
+    before = stored_preflight(scored.store, shards, config.seed)
+    try:
+        test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
+    except UserError as error:
+        sentence = untested(role, str(error), config.corpus.units)
+        return earlier or BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)
+    write_part(scored.store, name, test)
+    return test

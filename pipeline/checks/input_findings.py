@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from pipeline.checks import document_text as wording
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import suggested_encoding
@@ -79,6 +78,14 @@ class InputFindings(Record):
         bad = sum(self.reasons.values())
         return bad == self.documents or self.reasons.get(Reason.UNDECODABLE, 0) >= max(_LEAST, self.documents / 2)
 
+    def _items_left_out(self) -> str:
+        """States how many items or runs of rows an answer cannot use, and why."""
+        counts = ", ".join(f"{count:,} with {cause}" for cause, count in self.left_out.items())
+        return (
+            f"{sum(self.left_out.values()):,} of {self.documents:,} documents of {self.name} are left out, because "
+            f"their orders are not equally likely or not different: {counts} (first: {self.example})"
+        )
+
     def lines(self, error_budget: float) -> list[str]:
         """A line for each finding, with the prefix of a warning or a note."""
         notes = Notes(dict(self.notes))
@@ -88,10 +95,7 @@ class InputFindings(Record):
             lines.append(f"{WARNING if over else NOTE}{self.problems}")
         if self.left_out:
             every = sum(self.left_out.values()) == self.documents
-            lines.append(
-                f"{WARNING if every else NOTE}"
-                f"{wording.items_left_out(self.name, self.documents, self.left_out, self.example)}"
-            )
+            lines.append(f"{WARNING if every else NOTE}{self._items_left_out()}")
         return lines + [f"{NOTE}{line}" for line in notes.sentences(self.name, doubts=False)]
 
 

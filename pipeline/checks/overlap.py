@@ -1,13 +1,13 @@
-"""Duplicates: known documents with texts of other documents, found by keys, and repeated ids of earlier shards."""
+"""Known documents with texts of audited ones, found by keys: before scoring in a sample, and after it in all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.checks.document_text import LEFT_OUT, named_pairs, shared_sentence
+from pipeline.checks.check import AnswerFacts, Check, Overlap, Planned, SampleCheck, SampleLine
+from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
@@ -20,6 +20,7 @@ from pipeline.run.summary import NearDuplicatePair, OverlapDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures.record import procedure_of
 from pipeline.store.receipts import Receipt
+from pipeline.wording import short_id
 
 Ids = Callable[[Sequence[int]], Sequence[str]]
 """Returns the ids of documents of a role by their places."""
@@ -91,13 +92,27 @@ def check_calibration_left(overlap: OverlapDiagnostic, n_known: int, role: str) 
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Calibration documents that are near-duplicates of audited ones."""
+def overlaps_in_sample(sample: DocumentSample) -> dict[Role, OverlapDiagnostic]:
+    """The overlap of each known role with the audited documents that were read.
 
-    diagnostic: OverlapDiagnostic
-    n_trained: int  # audited documents that are near-duplicates of one that an adapter was trained on
-    keep: np.ndarray  # bool over the calibration documents, without training documents
+    Raises:
+        UserError: the errors of `check_calibration_left`, if all documents of a role were read.
+    """
+    overlaps, config = {}, sample.config
+    for role in sample.compared:
+        known, audit = sample.read[role], sample.read["audit"]
+        texts = known.keys.take(known.compared)
+        shared = KnownTexts.of(texts.text, texts.sketch, config.near_copies).shared(audit.keys.take(audit.compared))
+        overlaps[role] = find_shared([shared], len(texts), audit.compared_ids, known.compared_ids, role)[0]
+    for role in calibrating(config):
+        if role in overlaps and config.overlap == "drop" and sample.read[role].whole:
+            check_calibration_left(overlaps[role], sample.read[role].once.size, role)
+    return overlaps
+
+
+def _lines(results: Mapping[Role, OverlapDiagnostic], planned: Planned) -> list[SampleLine]:
+    roles = [role for role in calibrating(planned.config) if role in results]
+    return [SampleLine(results[role].outcome, results[role].sentence, role) for role in roles]
 
 
 def find_overlaps(
@@ -182,3 +197,63 @@ def _lenient(config: AuditConfig, selection: SelectionConfig) -> bool:
     if any(prefix.role == "seen" for prefix in needed_prefixes(read)):
         return False
     return selection.direction == "members" and not procedure_of(selection.procedure).learns
+
+
+# --- sentences
+
+LEFT_OUT = "left out of calibration"
+"""Treatment of calibration documents that are near-duplicates of audited ones."""
+
+
+def shared_sentence(overlap: OverlapDiagnostic, role: str, consequence: str) -> str:
+    """States the overlap of known documents with the audited ones.
+
+    Args:
+        overlap: the counts and the first pairs.
+        role: role of the known documents.
+        consequence: treatment of documents in two roles, a clause that follows "and"; may be empty.
+    """
+    count = overlap.n_calibration
+    if not count:
+        return (
+            f"No {role} document was found to be a near-duplicate of an audited one; single passages in common are not "
+            "looked for."
+        )
+    verb = f"{role} document is a near-duplicate" if count == 1 else f"{role} documents are near-duplicates"
+    rest = f", and {consequence}" if consequence else ""
+    return (
+        f"{count} {verb} of audited documents, {overlap.n_equal} with the same text{rest} "
+        f"(first: {named_pairs(overlap.pairs)})."
+    )
+
+
+def named_pairs(pairs: Sequence[NearDuplicatePair]) -> str:
+    """Pairs of near-duplicates as listed in a sentence, each with its share of common runs of words."""
+    return "; ".join(f"{short_id(pair.audit)} and {short_id(pair.calibration)}, {pair.share:.0%}" for pair in pairs)
+
+
+# --- the check
+
+NO_OVERLAP = Overlap(
+    OverlapDiagnostic(outcome=Outcome.PASSED, sentence="No other document calibrates.", n_calibration=0, n_audit=0),
+    n_trained=0,
+    keep=np.ones(0, dtype=bool),
+)
+"""The overlap of documents with versions."""
+
+
+def _unmade(facts: AnswerFacts) -> OverlapDiagnostic:
+    if "versions" in facts.offers:
+        return NO_OVERLAP.diagnostic
+    untested = f"Whether {facts.role} documents are near-duplicates of audited ones was not tested."
+    return OverlapDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=untested, n_calibration=0, n_audit=0)
+
+
+CHECK = Check(
+    name="overlap",
+    title="Overlap between roles",
+    needs=frozenset({"known", "text"}),
+    on_scores=lambda facts: None if facts.overlap is None else facts.overlap.diagnostic,
+    unmade=_unmade,
+    sample=SampleCheck("overlap", overlaps_in_sample, _lines),
+)

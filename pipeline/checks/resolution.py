@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
-from pipeline.selection.folds import Basis
+from pipeline.checks.check import AnswerFacts, Check, first_sentence
+from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
+from pipeline.run.summary import ResolutionDiagnostic, Summary
+from pipeline.selection.bounds import fewest_in_list
+from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.folds import PLAIN, Basis
 from pipeline.selection.guarantees import Outcome
+from pipeline.selection.procedures.record import Options, Procedure, Rule, applied_to, procedure_of
+from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
+from pipeline.selection.version_scores import EXPECTED
 from pipeline.wording import documents
 
 
@@ -127,3 +137,128 @@ def before_pass(sentence: str, at_most: bool) -> str:
         at_most: whether adapters take documents of a group, which may be fewer.
     """
     return sentence.replace("With ", "With at most ", 1) if at_most else sentence
+
+
+def applied_in(summary: Summary) -> tuple[Procedure, bool]:
+    """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
+    options = Options(
+        "storey" if "lambda" in summary.details else "bh",
+        summary.guarantee == "finite-sample",
+        len(summary.detectors),
+        "known_members" in summary.details,
+    )
+    return procedure_of(summary.procedure).applied(options)
+
+
+def null_share(summary: Summary) -> tuple[float, bool]:
+    """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
+    procedure, _ = applied_in(summary)
+    if procedure.factor.uncapped and summary.factor is not None:
+        return summary.factor, True
+    share = summary.null_proportion
+    return share, share != 1 or procedure.estimates  # nothing else determines it for a plugin's procedure
+
+
+def shortest(summary: Summary) -> str:
+    """The minimum length of a list, or that none was possible: a clause shared by all lengths of an answer."""
+    share, estimated = null_share(summary)
+    none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
+    of = f"{share:.1%} of the audited documents were {kind}" if share < 1 else f"{none} of them was trained on"
+    at = f" (as estimated, {of})" if estimated else ""
+    if summary.minimum_selectable > summary.n_audit:
+        return f"nothing could have been selected{at}" if at else "nothing could ever have been selected"
+    return f"the shortest possible list has {documents(summary.minimum_selectable)}{at}"
+
+
+# --- before scoring, from numbers of documents alone
+
+HALF = Fraction(1, 2)
+
+
+def planned_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
+    """The smallest possible selection of m documents with versions, and its expected size."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    by = procedure_of(selection.procedure).versions
+    assert by is not None
+    least, sentence = by.fewest(selection.exact_alpha, m, None)
+    expected = [asdict(one) for one in EXPECTED]
+    return {
+        **facts,
+        "minimum_selectable": least,
+        "outcome": _reaches(least, m),
+        "sentence": sentence,
+        "expected": expected,
+    }
+
+
+def planned_resolution(
+    selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool
+) -> dict[str, Any]:
+    """The smallest possible selection of m documents, for a share of nulls of 1."""
+    facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
+    alpha, hundredth = selection.exact_alpha, max(1, m // 100)
+    chosen, calibrated = procedure_of(selection.procedure), calibration_of(selection.calibration)
+    if chosen.fewest is not None:
+        least, sentence = chosen.fewest(selection.detectors, alpha, m)
+        return {**facts, "minimum_selectable": least, "outcome": _reaches(least, m), "sentence": sentence}
+    role = NULL_ROLE[selection.direction]
+    sought = SOUGHT_ROLE[selection.direction]
+    procedure, halved = applied_to(selection, known_members=calibration.get(sought, 0) > 0)
+    rule = Rule(procedure, alpha, calibrated.delta(selection), halved, selection.exact_lambda)
+    known = calibration[role]
+    if chosen.per_list:
+        figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
+    else:
+        n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
+        enough = known_needed(rule, m, hundredth)
+        basis = Basis(rule.halved, grouped=calibrated.grouped, one_of_each=selection.calibrate != "all")
+        figures = resolution(n, m, needed, enough, role, basis)
+        if rule.procedure.estimates:
+            figures |= _by_share(rule, known, m, figures, role, basis)
+        elif not chosen.built_in:
+            given = ResolutionFacts(n, m, role, PLAIN)
+            sentence = shortest_list_of_plugin(given, needed, selection.procedure)
+            figures |= {"sentence": sentence, "outcome": Outcome.INCONCLUSIVE}
+    return {**facts, **figures, "sentence": before_pass(figures["sentence"], at_most)}
+
+
+def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
+    """The changes where the procedure estimates the share of nulls: the figures hold at a share of 1."""
+    needed, best = figures["minimum_selectable"], fewest_at_best(rule, known, m)
+    half = max(best, fewest_selectable(rule, known, m, factor_at(rule, m, HALF)))
+    sentence = shortest_list_by_share(
+        ResolutionFacts(rule.calibrating(known), m, role, basis),
+        (needed, half, best),
+        figures["outcome"],
+        figures["calibration_for_1_percent"],
+    )
+    outcome = Outcome.PASSED if figures["outcome"] == Outcome.PASSED else Outcome.INCONCLUSIVE
+    return {"sentence": sentence, "outcome": Outcome.FAILED if best > m else outcome, "minimum_at_best": best}
+
+
+# --- the check
+
+
+def resolution_diagnostic(facts: AnswerFacts) -> ResolutionDiagnostic:
+    """The shortest possible list of an answer."""
+    answer = facts.answer
+    fewest, enough = answer.resolution(answer.m)
+    needed = None if answer.basis.sentence else enough
+    return ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, needed, facts.role, answer.basis))
+
+
+def _brief(diagnostic: ResolutionDiagnostic, summary: Summary) -> str:
+    if "versions" in summary.details or procedure_of(summary.procedure).fewest is not None:
+        return first_sentence(diagnostic, summary)
+    return f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
+
+
+CHECK = Check(
+    name="resolution",
+    title="Number of calibration documents",
+    title_of_versions="Shortest possible list",
+    on_scores=resolution_diagnostic,
+    brief=_brief,
+    from_counts=True,
+    recomputed=True,
+)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checks.blind import blocks_of_documents, word_model
+from pipeline.checks.blind import blocks_of_documents
+from pipeline.checks.classifier import word_model
 from pipeline.checks.held_out_auc import Compared, held_out
 from pipeline.checks.words import used_columns, without_zeros, word_counts
 from pipeline.config.audit import AuditConfig
@@ -64,7 +65,7 @@ def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> D
 
     Args:
         words: sparse, (documents, features), from `words.word_counts`.
-        audited: bool, (documents,), at least `halvings.LEAST` of either kind; the others calibrate.
+        audited: bool, (documents,), at least `held_out_auc.LEAST` of either kind; the others calibrate.
         keys: int64, (documents,), hashes of their ids.
         seed: seed of the parts.
     """
@@ -139,7 +140,7 @@ def learn_ratio(known: Sequence[Document], audit: Sequence[Document], config: Au
     """Learn the density ratio from texts.
 
     Args:
-        known: documents that calibrate, at least `halvings.LEAST`.
+        known: documents that calibrate, at least `held_out_auc.LEAST`.
         audit: audited documents, at least as many.
         config: the audit's configuration.
     """

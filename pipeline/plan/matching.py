@@ -15,19 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.checks import blind_text as wording
-from pipeline.checks.blind import (
-    blind,
-    blind_diagnostic,
-    blocks_of_documents,
-    sample_documents,
-    word_model,
-)
+from pipeline.checks.blind import TOKENS, WORDS, blind_diagnostic, blocks_of_documents, sample_documents
+from pipeline.checks.classifier import blind, word_model
 from pipeline.checks.held_out_auc import LEAST, TOLERANCE, Blind
+from pipeline.checks.sample import calibrating
 from pipeline.checks.words import SHARES, character_shares, tokens, word_counts
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import ROLES, Role
-from pipeline.config.selection import NULL_ROLE
+from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
@@ -101,12 +95,6 @@ def telling_words(known: Sequence[str], audit: Sequence[str]) -> tuple[list[str]
     return audited[:SHOWN_WORDS], [names[place] for place in order if more[place] < 0][:SHOWN_WORDS]
 
 
-def calibrating(config: AuditConfig) -> list[Role]:
-    """The roles that calibrate a selection."""
-    needed = {NULL_ROLE[selection.direction] for selection in config.selections}
-    return [role for role in ROLES if role in needed]
-
-
 Words = dict[Role, dict[str, list[str]]]
 """By role: the words more frequent among the audited documents, and those more frequent in the role."""
 
@@ -134,7 +122,7 @@ def advice(plan: Plan, blind_tests: Mapping[Role, BlindDiagnostic], texts: int) 
         known, audit = ([d.text for _, d in sample_documents(_shards(plan, kind), texts)] for kind in (role, "audit"))
         audited, known_words = telling_words(known, audit)
         words[role] = {"audit": audited, role: known_words}
-        lines.append(wording.telling_words_phrase(role, audited, known_words, test.by))
+        lines.append(telling_words_phrase(role, audited, known_words, test.by))
     return words, lines
 
 
@@ -156,7 +144,7 @@ class Matched:
 
     def sentence(self) -> str:
         """One sentence with the number of kept documents and the blind test before and after."""
-        return wording.matched(self.path, self.count, self.total, self.role, self.before, self.after, self.by)
+        return matched_sentence(self.path, self.count, self.total, self.role, self.before, self.after, self.by)
 
     def facts(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -203,7 +191,7 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
     learnt = learn_ratio([document for _, document in known], [document for _, document in taught], plan.config)
     certain = _certain(learnt, seed)
     ids = plan.config.corpus.has_ids
-    schema = MATCHED_SCHEMA.append(pa.field(wording.TOKENS, pa.list_(pa.int64()))) if ids else MATCHED_SCHEMA
+    schema = MATCHED_SCHEMA.append(pa.field(TOKENS, pa.list_(pa.int64()))) if ids else MATCHED_SCHEMA
     path = os.path.join(folder, f"{role}.parquet")
     part = Path(folder, f".{role}.{uuid.uuid4().hex[:8]}.part")
     total, kept = 0, 0
@@ -278,7 +266,41 @@ def _kept(some: _Sampled, ratio: DensityRatio, certain: float, seed: int, schema
         for (shard, document), chance in chosen
     ]
     table = pa.Table.from_pylist(rows, schema=MATCHED_SCHEMA)
-    if wording.TOKENS not in schema.names:
+    if TOKENS not in schema.names:
         return table
     ids = [[min(int(one), MOST_ID) for one in text.split()] for text in table["text"].to_pylist()]
-    return table.append_column(schema.field(wording.TOKENS), pa.array(ids, schema.field(wording.TOKENS).type))
+    return table.append_column(schema.field(TOKENS), pa.array(ids, schema.field(TOKENS).type))
+
+
+# --- sentences
+
+
+def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str], by: str = WORDS) -> str:
+    """The words or tokens that distinguish a role from the audited documents, by where they are more frequent."""
+    return f"{by} that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
+
+
+def matched_sentence(
+    place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None, by: str = WORDS
+) -> str:
+    """States how many documents of a role were kept because their words resemble the audited ones, and the effect.
+
+    Args:
+        place: path of the file of these documents.
+        count: number of kept documents.
+        total: number of readable documents of the role.
+        role: role of the documents.
+        before: blind test with all documents.
+        after: blind test with the kept documents; None where they are too few.
+        by: `WORDS` or `TOKENS`, which are also columns of the file.
+    """
+    text = f"{place}: {count:,} of {total:,} {role} documents whose {by} resemble the audited"
+    if after is None:
+        return f"{text}; fewer than {LEAST}, too few to calibrate on: give others"
+    if before is not None:
+        text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
+    if after.outcome == Outcome.FAILED:
+        return f"{text}: {by} still tell them apart, so this set repairs nothing"
+    column = ", tokens: tokens" if by == TOKENS else ""
+    use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
+    return f"{text}. To calibrate on them: {use}; then seenset plan states what they can select"

@@ -8,36 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.answers.bounds import bound_clause, known_claim, sentence, shortest, sureness, wrong_claim
-from pipeline.checks.held_out_auc import documents_to_decide
-from pipeline.report.contents import AnswerText, BriefAnswer, Check, CheckVerdict, Light, SelectionReport
+from pipeline.answers.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
+from pipeline.checks.registry import CHECK_NAMED
+from pipeline.checks.resolution import shortest
+from pipeline.report.contents import AnswerText, BriefAnswer, CheckVerdict, Light, SelectionReport, ShownCheck
 from pipeline.run.conclusion_text import CONTRADICTED
 from pipeline.run.summary import BlindDiagnostic, Diagnostic, SeriesPlace, ShareDiagnostic, Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
-from pipeline.wording import documents, percent
+from pipeline.wording import percent
 
-TITLES = {
-    "blind": "Blind test",
-    "resolution": "Number of calibration documents",
-    "overlap": "Overlap between roles",
-    "near_copies": "Near-duplicates",
-    "groups": "Dependence within groups",
-    "duplicates": "Repeated ids",
-    "truncated": "Truncation",
-    "fine_tuned": "Documents of adapters and prefixes",
-    "sign_symmetry": "Symmetry of signs",
-    "tail": "Tail check",
-    "families": "Families of near-duplicates",
-    "shuffle": "Shuffle check",
-}
-"""The subject of each diagnostic; its colour and its sentence state the result."""
-
-TITLES_OF_VERSIONS = {**TITLES, "blind": "Unseen documents", "resolution": "Shortest possible list"}
-"""Subjects where published versions of documents are ranked among their other versions."""
-
-Result = TypeVar("Result", Light, Check)
+Result = TypeVar("Result", Light, ShownCheck)
 
 MARKS = {"red": "✗", "amber": "△", "grey": "\N{EN DASH}", "green": "✓"}
 _ORDER = list(MARKS)
@@ -49,21 +31,26 @@ def n_versions(summary: Summary) -> int | None:
     return None if versions is None else int(versions)
 
 
-def checks(summary: Summary) -> list[Check]:
+def checks(summary: Summary) -> list[ShownCheck]:
     """The diagnostics of a selection; failed ones first."""
-    titles = TITLES if n_versions(summary) is None else TITLES_OF_VERSIONS
     shown = [
-        Check(name=name, title=titles[name], verdict=_verdict(diagnostic), sentence=diagnostic.sentence)
+        ShownCheck(name=name, title=_title(name, summary), verdict=_verdict(diagnostic), sentence=diagnostic.sentence)
         for name, diagnostic in summary.diagnostics.by_name().items()
     ]
     return sorted(shown, key=lambda check: check.verdict != "failed")
+
+
+def _title(name: str, summary: Summary) -> str:
+    """The subject of a check."""
+    check = CHECK_NAMED[name]
+    return check.title if n_versions(summary) is None else check.title_of_versions or check.title
 
 
 def _verdict(diagnostic: Diagnostic) -> CheckVerdict:
     if isinstance(diagnostic, ShareDiagnostic) and diagnostic.share:
         return "limited"
     if diagnostic.outcome == Outcome.INCONCLUSIVE:
-        return "inconclusive" if isinstance(diagnostic, BlindDiagnostic) else "noted"
+        return "inconclusive" if diagnostic.decides else "noted"
     if isinstance(diagnostic, BlindDiagnostic) and not diagnostic.tested:
         return "noted"  # not needed
     if diagnostic.outcome == Outcome.PASSED:
@@ -90,7 +77,7 @@ def common_lights(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str
     return [(names, lights) for names, lights in noted if lights]
 
 
-def common_checks(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[Check]]]:
+def common_checks(selections: Sequence[SelectionReport]) -> list[tuple[tuple[str, ...], list[ShownCheck]]]:
     """The complete checks that several selections share; failed ones stay with each selection."""
     return _shared(
         {
@@ -194,7 +181,7 @@ def _bound_cell(summary: Summary) -> str:
 def _reason(summary: Summary, shown: Sequence[Light]) -> str | None:
     """The lights that contradict a guarantee or leave it open."""
     if summary.conclusion == ConclusionValue.INCONCLUSIVE:
-        return TITLES["blind"].lower()
+        return next(light.label for light in shown if light.name == "blind").lower()
     failed = [light.label.lower() for light in shown if light.colour == "red"]
     return None if summary.conclusion == ConclusionValue.SUPPORTED or not failed else f"failed: {', '.join(failed)}"
 
@@ -270,31 +257,11 @@ def lights(summary: Summary) -> list[Light]:
     return sorted(shown, key=lambda light: _ORDER.index(light.colour))
 
 
-def _light(summary: Summary, check: Check, diagnostic: Diagnostic) -> Light:
+def _light(summary: Summary, check: ShownCheck, diagnostic: Diagnostic) -> Light:
     name, label = check.name, check.title
     if check.verdict == "passed":
         return Light(name=name, label=label, colour="green", reason=None)
     if check.verdict == "failed":
         return Light(name=name, label=label, colour="red", reason=diagnostic.sentence)
-    if name == "blind" and diagnostic.outcome == Outcome.INCONCLUSIVE:
-        return Light(name=name, label=label, colour="amber", reason=_unknown(summary))
-    known = name == "resolution" and n_versions(summary) is None and procedure_of(summary.procedure).fewest is None
-    fewest = f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
-    reason = fewest if known else _first_sentence(diagnostic.sentence)
-    return Light(name=name, label=label, colour="amber" if check.verdict == "limited" else "grey", reason=reason)
-
-
-def _unknown(summary: Summary) -> str:
-    """Why the blind test has no result."""
-    blind = summary.diagnostics.blind
-    if not blind.tested:
-        return "Not checked: audited and calibration documents are assumed to be alike."
-    if not blind.looked:
-        return f"Inconclusive: the documents have too few {blind.by} in common to look."
-    if blind.below:
-        return "Inconclusive: the two roles are not independent samples, but for example pairs."
-    return f"Inconclusive: about {blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
-
-
-def _first_sentence(text: str) -> str:
-    return text.partition(". ")[0].rstrip(".") + "."
+    colour = {"inconclusive": "amber", "limited": "amber"}.get(check.verdict, "grey")
+    return Light(name=name, label=label, colour=colour, reason=CHECK_NAMED[name].brief(diagnostic, summary))

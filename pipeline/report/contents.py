@@ -46,7 +46,7 @@ class AnswerText(Record):
     cautions: list[str] = Field(description="Further cautions for reading the numbers.")
 
 
-class Check(Record):
+class ShownCheck(Record):
     """One diagnostic on the page."""
 
     name: str = Field(description="Name of the diagnostic.")
@@ -103,7 +103,7 @@ class SelectionReport(Record):
     answer: AnswerText = Field(description="The answer in sentences.")
     brief: BriefAnswer = Field(description="The answer in brief.")
     summary: Summary = Field(description="The numbers, as in summary.json.")
-    checks: list[Check] = Field(description="The diagnostics, failed ones first.")
+    checks: list[ShownCheck] = Field(description="The diagnostics, failed ones first.")
     figures: list[str] = Field(description="Files of its figures, below report/.")
     selected: list[SelectedDocument] = Field(description="The first selected documents, smallest p-value first.")
 

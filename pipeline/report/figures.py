@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.answers.bounds import condition, null_share, share_text
+from pipeline.answers.bounds import condition, share_text
 from pipeline.answers.selected import AlphaCurve, GroupCounts, ScoreHistogram
+from pipeline.checks.resolution import null_share
 from pipeline.report.brief import n_versions
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.templates import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend

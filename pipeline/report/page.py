@@ -17,6 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.answers.top_documents import TokenAttributions, read_attributions, read_thumbnails
+from pipeline.checks.blind import untested_note
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import DamagedError, visible
@@ -46,7 +47,6 @@ from pipeline.report.selection_text import (
     history_report,
     not_covered,
     page_notices,
-    untested_note,
 )
 from pipeline.report.templates import FigureImage, page_script, render, script_hash
 from pipeline.run.history import several_questions
@@ -196,7 +196,7 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
-    lit = [untested_note(summary) for summary in summaries]  # the text of the light of the blind test
+    lit = [untested_note(summary.diagnostics.blind) for summary in summaries]  # the text of the light of the blind test
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,

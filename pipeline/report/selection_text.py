@@ -10,9 +10,10 @@ from fractions import Fraction
 
 from pydantic import JsonValue
 
-from pipeline.answers.bounds import applied_in, bound_clause, bound_text, bounds_not_covered, shortest
-from pipeline.checks.blind_text import PAIRED, TO_LOOK
-from pipeline.checks.held_out_auc import documents_to_decide
+from pipeline.answers.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.checks.blind import differing_clause, untested_note
+from pipeline.checks.dependent_documents import what_holds
+from pipeline.checks.resolution import applied_in, shortest
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.brief import checks, n_versions
 from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, model_name
@@ -63,10 +64,7 @@ def _support_sentence(summary: Summary) -> str:
         return ""
     why = "a check of what this answer assumes has failed"
     if summary.diagnostics.blind.outcome == Outcome.FAILED:
-        why = (
-            f"their {summary.diagnostics.blind.by} alone tell the audited from the calibration documents, so they "
-            "differ in more than membership"
-        )
+        why = differing_clause(summary.diagnostics.blind)
     return f"Contradicted: {why}. "
 
 
@@ -129,17 +127,7 @@ def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
     """
     near, groups = summary.diagnostics.near_copies, summary.diagnostics.groups
     failures = [check for check in (near, groups) if check is not None and check.outcome == Outcome.FAILED]
-    stands = all(check.bh_stands for check in failures)
-    by_bh = next((check.n_selected_by_bh for check in failures), None)
-    if by_bh is None or failed != len(failures) or not stands:
-        return None
-    by_storey = next((check.n_selected_by_storey for check in failures), None)
-    storey = "" if by_storey is None else f", storey {by_storey:,}"
-    names = "bh" if by_storey is None else "bh and of storey"
-    return (
-        f"The finite-sample guarantee of {names} holds with these dependent documents: bh selects {by_bh:,}{storey} of "
-        f"{summary.n_audit:,}."
-    )
+    return what_holds(failures, summary.n_audit) if failed == len(failures) else None
 
 
 def _strict_sentence(summary: Summary) -> str:
@@ -203,29 +191,13 @@ def _doubts(summary: Summary) -> list[str]:
 def _cautions(summary: Summary) -> list[str]:
     cautions = []
     if (summary.n_selected or summary.bound) and summary.diagnostics.blind.outcome == Outcome.INCONCLUSIVE:
-        cautions.append(untested_note(summary))
+        cautions.append(untested_note(summary.diagnostics.blind))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
         cautions.append(
             f"{summary.n_quarantined:,} of the audited documents could not be scored and {as_one} with p = 1."
         )
     return cautions
-
-
-def untested_note(summary: Summary) -> str:
-    """The caution for a blind test that was not made or was inconclusive."""
-    differ = "audited and calibration documents differ in more than membership"
-    if not summary.diagnostics.blind.tested:
-        return f"Whether {differ} was not checked."
-    blind = summary.diagnostics.blind
-    if not blind.looked:
-        return f"Whether {differ} is not known: they have too few {blind.by} in common to look. {TO_LOOK}"
-    if blind.below:
-        return f"Whether {differ} is not known. {PAIRED}, so the test of their {blind.by} cannot determine it."
-    return (
-        f"Whether {differ} is not known: the test of their {blind.by} was inconclusive. About "
-        f"{blind.n_to_settle or documents_to_decide():,} documents of each kind would decide it."
-    )
 
 
 def not_covered(selections: Sequence[SelectionFacts]) -> list[str]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from pipeline.config.corpus import Role
-from pipeline.config.selection import NULL_ROLE, Direction, SelectionConfig, SeriesConfig
+from pipeline.config.selection import Direction
 from pipeline.errors import ExitCode
 from pipeline.run import conclusion_text as wording
 from pipeline.run.conclusion import Bounded, bound_condition, conclude
 from pipeline.run.digests import check_answer, no_digests
-from pipeline.run.next_step import next_step
 from pipeline.run.records import Record, VersionedRecord, read_record
 from pipeline.run.remedies import answered_by
-from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
-from pipeline.selection.schedule import Slot
 from pipeline.store.files import Store
 
 LEAST_SHARED = 10
@@ -32,10 +28,18 @@ class Diagnostic(Record):
     about_power: ClassVar[bool] = False
     """Whether a failed check leaves the guarantee intact and only states how little could have been selected."""
 
+    decides: ClassVar[bool] = False
+    """Whether an answer is inconclusive where the check is."""
+
     outcome: Outcome = Field(
         description="passed; failed; inconclusive: it could not be made, decided nothing, or only reports a number."
     )
     sentence: str = Field(description="The check and its result, in words that need no statistics.")
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the check contradicts the guarantee of an answer."""
+        return self.outcome == Outcome.FAILED and not self.about_power
 
 
 class BlindDiagnostic(Diagnostic):
@@ -43,6 +47,8 @@ class BlindDiagnostic(Diagnostic):
 
     Numbers are null if not tested.
     """
+
+    decides: ClassVar[bool] = True
 
     outcome: Outcome = Field(
         description="passed: hardly, at 99% confidence; failed: they do, at 99% confidence; inconclusive: not tested, "
@@ -283,8 +289,7 @@ class Conclusion(Record):
 
     def failures(self) -> list[str]:
         """The sentences of the failed checks that the guarantee depends on."""
-        checks = self.by_name().values()
-        return [check.sentence for check in checks if check.outcome == Outcome.FAILED and not check.about_power]
+        return [check.sentence for check in self.by_name().values() if check.contradicts]
 
     @property
     def value(self) -> ConclusionValue:
@@ -422,67 +427,6 @@ def selection_exit_code(summaries: Iterable[Summary]) -> ExitCode:
     if unsupported(filled):
         return ExitCode.UNSUPPORTED
     return ExitCode.SELECTED if filled else ExitCode.DONE
-
-
-def make_summary(
-    selection: SelectionConfig,
-    answer: Answer,
-    diagnostics: Conclusion,
-    n_selected: int,
-    n_quarantined: int,
-    limit: int | None = None,
-) -> Summary:
-    """Make the typed result of a selection.
-
-    Args:
-        selection: the question.
-        answer: the decision.
-        diagnostics: the checks of its assumptions.
-        n_selected: number of selected documents, all of which have scores.
-        n_quarantined: number of audited documents without scores.
-        limit: the most documents of each role that were read; None when all were.
-    """
-    scored = answer.m - n_quarantined  # maximum length of a list: a strict answer may reach p = 1
-    fewest, _ = answer.resolution(answer.m)
-    return Summary(
-        name=selection.name,
-        procedure=selection.procedure,
-        direction=selection.direction,
-        alpha=selection.alpha,
-        detectors=selection.detectors,
-        calibration=selection.calibration,
-        n_audit=answer.m,
-        n_calibration=answer.n_calibration,
-        n_quarantined=n_quarantined,
-        n_selected=n_selected,
-        threshold=answer.threshold,
-        null_proportion=answer.null_proportion,
-        factor=answer.factor,
-        weights=answer.weights,
-        guarantee=answer.guarantee,
-        assumption=answer.assumption,
-        promise=answer.promise,
-        conclusion=diagnostics.value,
-        reasons=diagnostics.failures(),
-        next=next_step(diagnostics.by_name(), diagnostics.blind, NULL_ROLE[selection.direction]),
-        minimum_selectable=fewest,
-        strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
-        details=answer.details,
-        diagnostics=diagnostics,
-        limit=limit,
-        bound=answer.bound,
-    )
-
-
-def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
-    """The place of a scan, as its summaries state it."""
-    return SeriesPlace(
-        ledger=series.ledger,
-        slot=slot.number,
-        horizon=series.horizon,
-        alpha=float(slot.alpha),
-        level=float(slot.level),
-    )
 
 
 def summary_file(name: str) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.answers.detection import CONFIDENCE, LEAST_MODELS, UNDEFINED, Estimate
-from pipeline.checks.blind import Known, blind_result, hold_out_known, picture_features, read_known
-from pipeline.checks.dependence import is_dependent
+from pipeline.checks.classifier import Known, blind_result, hold_out_known, picture_features, read_known
+from pipeline.checks.dependent_documents import is_dependent
 from pipeline.checks.held_out_auc import Compared, blocks_among
 from pipeline.checks.words import Words
 from pipeline.config.corpus import Role

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checks.blind import PictureLooks, Shown, blind_scores, picture_features
+from pipeline.checks.classifier import PictureLooks, Shown, blind_scores, picture_features
 from pipeline.checks.held_out_auc import LEAST
 from pipeline.checks.words import tokens
 from pipeline.config.corpus import CorpusConfig, Role

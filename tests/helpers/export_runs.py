@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.answers.select import select_all
-from pipeline.checks.blind import BlindTest
-from pipeline.checks.diagnostics import blind_file
+from pipeline.checks.blind import BlindTest, blind_file
 from pipeline.corpus.documents import ContentDigest, Document, id_key, read_shard, text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_duplicates import sketch

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.checks.draws import DrawsPreview, VersionDraws, table_in_memory, version_draws
+from pipeline.checks.shuffle import DrawsPreview, VersionDraws, table_in_memory, version_draws
 from pipeline.config.corpus import NEAR_SHARE, VersionsConfig
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, versions_features
 from pipeline.plan.description import build_config

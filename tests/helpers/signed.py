@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.answers.select import run_digests
-from pipeline.checks.diagnostics import blind_file
+from pipeline.checks.blind import blind_file
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
 from pipeline.run.digests import digests_file, file_digests, scores_digest, write_digests

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from pipeline.checks.blind import blind_result, hold_out
+from pipeline.checks.classifier import blind_result, hold_out
 from pipeline.checks.held_out_auc import Compared, held_out
 from tests.helpers.mean_classifier import Means
 

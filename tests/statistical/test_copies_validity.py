@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.checks.dependence import breaks_bounds
+from pipeline.checks.dependent_documents import breaks_bounds
 from pipeline.run.summary import NearDuplicates as NearCopies
 from pipeline.selection.blocks import EXCESS, INFLATION, Blocks, Related, Sizes
 from pipeline.selection.bounds import bounds_of_lists

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pipeline.checks.blind import TAIL_LEVEL as LEVEL
-from pipeline.checks.blind import blind_result, blind_tail, cauchy, word_model
-from pipeline.checks.dependence import LARGE
+from pipeline.checks.classifier import blind_result, word_model
+from pipeline.checks.dependent_documents import LARGE
+from pipeline.checks.families import one_role_p
 from pipeline.checks.held_out_auc import Compared, HeldOut, held_out
-from pipeline.checks.tail_check import one_role_p
+from pipeline.checks.held_out_tail import TAIL_LEVEL as LEVEL
+from pipeline.checks.held_out_tail import blind_tail, cauchy
 from pipeline.checks.words import word_counts
 from pipeline.corpus.near_duplicates import near_families, sketches_of_texts
 from tests.helpers.mean_classifier import Means

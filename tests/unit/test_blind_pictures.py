@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.checks.blind import PictureLooks, blind, blind_test, picture_features, read_picture_looks
+from pipeline.checks.blind import blind_test
+from pipeline.checks.classifier import PictureLooks, blind, picture_features, read_picture_looks
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
 from tests.helpers.picture_models import encoded, picture_audit

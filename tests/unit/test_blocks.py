@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seenset
-from pipeline.checks.dependence import GroupSizes
+from pipeline.checks.dependent_documents import GroupSizes
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.run.conclusion_text import GROUPED

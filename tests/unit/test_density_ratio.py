@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.checks.blind import blind
+from pipeline.checks.classifier import blind
 from pipeline.checks.held_out_auc import TOLERANCE, Compared
 from pipeline.checks.words import word_counts
 from pipeline.plan.density_ratio import effective_number, fit_ratio, weighted_auc

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.checks import plugin_checks
-from pipeline.checks.plugin_checks import LENGTHS, check_plugins, made_up_evidence
 from pipeline.detectors.base import detector_names, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import ExitCode, IncompleteError
+from pipeline.plan import plugin_checks
 from pipeline.plan.description import build_config
+from pipeline.plan.plugin_checks import LENGTHS, check_plugins, made_up_evidence
 from pipeline.stages.events import kind_of_message
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -48,7 +48,12 @@ HOMES = {
 FEWEST_LINES, MOST_LINES = 80, 600
 """Of a module."""
 
-ONE_KIND_EACH = ("pipeline.corpus.formats.", "pipeline.detectors.", "pipeline.selection.procedures.")
+ONE_KIND_EACH = (
+    "pipeline.checks.",
+    "pipeline.corpus.formats.",
+    "pipeline.detectors.",
+    "pipeline.selection.procedures.",
+)
 """Packages whose modules register one kind each, which may be short."""
 
 SHORT = {

@@ -16,7 +16,7 @@ from bundle_runs import forged, in_every, in_first
 import seenset
 from pipeline.bundle.container import RefutedError
 from pipeline.bundle.verify import verify_bundle
-from pipeline.checks.draws import VersionDraws
+from pipeline.checks.shuffle import VersionDraws
 from pipeline.store.files import Store
 from seenset.versions import Versions
 from tests.helpers.commands import ended

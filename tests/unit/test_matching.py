@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 from test_density_ratio import texts
 from test_preflight_checks import planned
 
-from pipeline.checks.blind_text import telling_words_phrase
 from pipeline.plan.description import build_config
-from pipeline.plan.matching import telling_words, write_matched
+from pipeline.plan.matching import telling_words, telling_words_phrase, write_matched
 from pipeline.plan.preflight import plan_checks
 from pipeline.run.plan import make_plan
 from tests.helpers.commands import user_error

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.checks.tail_check import one_role_p
+from pipeline.checks.families import one_role_p
 from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, sealed

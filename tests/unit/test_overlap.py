@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.small_model import WORDS
 from pipeline.answers.select import ShardMap, select_all
-from pipeline.checks.dependence import read_sketches
+from pipeline.checks.dependent_documents import read_sketches
 from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_duplicates import sketch

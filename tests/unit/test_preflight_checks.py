@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.small_model import WORDS
-from pipeline.checks import blind_text as blind_wording
+from pipeline.checks import blind as blind_wording
 from pipeline.checks.document_checks import stored_preflight
 from pipeline.checks.overlap import find_overlaps
 from pipeline.errors import UserError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from test_report import Page, report
 
+from pipeline.checks.registry import CHECKS
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
-from pipeline.report.brief import TITLES
 from pipeline.report.contents import Folders, Light, Report, model_name, run_names
 from pipeline.report.page import write_report
 from pipeline.run.conclusion_text import CONTRADICTED
@@ -358,6 +358,6 @@ def test_a_check_is_titled_by_its_subject_and_its_light_gives_the_result(tmp_pat
         light = next(light for light in facts.selections[0].brief.lights if light.name == "truncated")
         assert (light.label, light.colour, light.reason) == ("Truncation", colour, reason)
         assert f"Truncation. {reason or sentence}" in shown(page)
-    assert set(Conclusion.model_fields) <= set(TITLES)
-    for title in TITLES.values():
+    assert [check.name for check in CHECKS] == [*Conclusion.model_fields]
+    for title in (title for check in CHECKS for title in (check.title, check.title_of_versions or "")):
         assert not re.search(r"\b(no|not|enough|alike|distinct|fair|read|kept)\b", title.lower()), title

@@ -20,9 +20,10 @@ from pipeline.answers import verdict_text as wording
 from pipeline.answers.bounds import bound_text, sureness
 from pipeline.answers.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.checks.blind import blind_diagnostic
-from pipeline.checks.dependence import near_duplicates_diagnostic
-from pipeline.checks.diagnostics import diagnose_scores
+from pipeline.checks.check import AnswerFacts
 from pipeline.checks.held_out_auc import Blind
+from pipeline.checks.near_copies import near_duplicates_diagnostic
+from pipeline.checks.resolution import resolution_diagnostic
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.plan.description import build_config
@@ -31,10 +32,11 @@ from pipeline.plan.preflight import RUN, Effort, check_documents
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.selection_text import answer_text
 from pipeline.run.plan import describe_model, make_plan
-from pipeline.run.summary import NearDuplicates, Summary
+from pipeline.run.summary import NearDuplicates, ResolutionDiagnostic, Summary
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.engine import Scores, answer_all
+from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.knockoff import sign_symmetry
 from pipeline.selection.procedures import PROCEDURES
@@ -275,6 +277,12 @@ def copies(sizes: list[int]) -> NearDuplicates:
     )
 
 
+def resolution_of(answer: Answer) -> ResolutionDiagnostic:
+    """The check of the number of calibration documents, which depends on the answer alone."""
+    selection = SelectionConfig(name="a", detectors=["d0"])
+    return resolution_diagnostic(AnswerFacts(selection=selection, answer=answer, offers=frozenset({"known"})))
+
+
 @pytest.mark.parametrize("sizes", [[3, 1, 1, 1], [2, 2, 2], [4, 3, 2, 1, 1]])
 def test_copies_that_calibrate_shrink_p_values_by_the_stated_factor_and_no_more(sizes: list[int]) -> None:
     """Every order of the families and one null document, by enumeration."""
@@ -284,7 +292,15 @@ def test_copies_that_calibrate_shrink_p_values_by_the_stated_factor_and_no_more(
     selection = SelectionConfig(name="a", detectors=["x"])
     scores = Scores({"x": np.arange(n + 9.0)}, np.arange(n + 9), family=family)
     (verdict,) = answer_all([selection], scores, roles, 0, 0)  # type: ignore[arg-type]
-    near = near_duplicates_diagnostic(selection, verdict.answer, "unseen", copies([1] * 9), copies(sizes))
+    near = near_duplicates_diagnostic(
+        AnswerFacts(
+            selection=selection,
+            answer=verdict.answer,
+            offers=frozenset({"known", "text"}),
+            near={"audit": copies([1] * 9), "unseen": copies(sizes)},
+        )
+    )
+    assert near is not None
     sentence = near.sentence
     (distinct, factor) = re.findall(
         r"rank as (\d+) distinct documents, so .* by a factor of up to ([\d.]+);", sentence
@@ -423,17 +439,17 @@ def test_where_half_of_the_documents_calibrate_every_count_is_of_that_half(
     )
     rng = np.random.default_rng(0)
     answer = verdict_of(rng.normal(size=(100, 2)), rng.normal(size=(200, 2)), **settings).answer
-    assert diagnose_scores(answer, "unseen").resolution.sentence == planned["sentence"]
+    assert resolution_of(answer).sentence == planned["sentence"]
 
 
 def test_an_answer_says_of_which_share_of_nulls_its_figures_are() -> None:
     rng = np.random.default_rng(1)
     audit = np.concatenate([rng.normal(size=(100, 1)), rng.normal(3.0, size=(100, 1))])
     answer = verdict_of(rng.normal(size=(100, 1)), audit, procedure="storey").answer
-    resolution = diagnose_scores(answer, "unseen").resolution
+    resolution = resolution_of(answer)
     assert f"at an estimated null share of {answer.factor:.3g}, the shortest" in resolution.sentence
     assert resolution.minimum_selectable == minimum_selectable(100, 200, Fraction(1, 10), Fraction(repr(answer.factor)))
-    plain = diagnose_scores(verdict_of(rng.normal(size=(100, 1)), audit, procedure="bh").answer, "unseen").resolution
+    plain = resolution_of(verdict_of(rng.normal(size=(100, 1)), audit, procedure="bh").answer)
     assert "share of nulls" not in plain.sentence
 
 
@@ -490,7 +506,7 @@ def test_an_audit_that_cannot_select_anything_is_warned_of(
 def test_a_knockoff_selection_is_answered_without_a_word_of_calibration_documents(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     answer = verdict_of(rng.normal(size=(40, 1)), rng.normal(size=(120, 1)), procedure="ktd", alpha=0.2).answer
-    resolution = diagnose_scores(answer, "unseen").resolution
+    resolution = resolution_of(answer)
     assert resolution.sentence == "The shortest possible list of the knockoff filter has 5 documents."
     assert resolution.calibration_for_1_percent is None
     found = outlook(tmp_path, known=None, procedure="ktd")

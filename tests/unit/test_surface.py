@@ -13,12 +13,12 @@ from pydantic import BaseModel
 import seenset
 from docs.blocks import PAGES, blocks
 from docs.reference import sections
+from pipeline.checks.registry import CHECKS
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
 from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import _registry
 from pipeline.errors import ExitCode
-from pipeline.run.summary import Conclusion
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig
 from ray_jobs.cli import app
@@ -72,7 +72,7 @@ COUNTED: dict[str, Callable[[], int]] = {
     ),
     "procedures": lambda: len(PROCEDURES),
     "calibrations": lambda: len(get_args(CalibrationName)),
-    "checks": lambda: len(Conclusion.model_fields),
+    "checks": lambda: len(CHECKS),
     "kinds of files of a run": lambda: len([*kinds_of_files()]),
     "schemas": lambda: len([*(PAGES / "schemas").glob("*.json")]),
     "exit codes": lambda: len(ExitCode),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.answers.top_documents import NAMED, choose_ranking, related_ids, weighed_tokens
-from pipeline.checks.dependence import near_duplicates_file
+from pipeline.checks.dependent_documents import near_duplicates_file
 from pipeline.config.audit import AuditConfig
 from pipeline.plan.description import build_config
 from pipeline.selection.folds import RoleScores

@@ -15,7 +15,7 @@ import pytest
 import seenset
 from pipeline.answers.verdict import CollectionVerdict, read_verdict
 from pipeline.answers.verdict_text import CALIBRATING, by_count, head
-from pipeline.checks.dependence import GroupSizes, group_numbers
+from pipeline.checks.dependent_documents import GroupSizes, group_numbers
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.checks.blind import blind, blind_diagnostic, blind_result, blind_test, hold_out, tail_test
+from pipeline.checks.blind import after_blind, blind_diagnostic, blind_test
+from pipeline.checks.classifier import blind, blind_result, hold_out
 from pipeline.checks.held_out_auc import Blind, Compared
+from pipeline.checks.held_out_tail import tail_test
 from pipeline.checks.words import CHARACTERS, COLUMNS, WORD_COLUMNS, read_words, tokens, word_counts
 from pipeline.plan.description import load_config
 from pipeline.plan.matching import telling_words
 from pipeline.plan.preflight import plan_checks
-from pipeline.run.next_step import after_blind
 from pipeline.run.plan import make_plan
 from tests.helpers.made_up import write_audit, write_corpus
 

@@ -1,4 +1,7 @@
-"""Near-duplicates and groups among scored documents, and the guarantees for independent documents that they break."""
+"""Scored documents that depend on one another: near-duplicates and groups, and which of them calibrate an answer.
+
+The checks `near_copies` and `groups` state what these do to a guarantee.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,11 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.checks import dependence_text as wording
-from pipeline.checks.document_text import count_sentence
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.documents import id_key
 from pipeline.corpus.keys import Keys
@@ -23,11 +23,9 @@ from pipeline.run.summary import DuplicateFamily, GroupsDiagnostic, NearDuplicat
 from pipeline.selection.blocks import EXCESS, INFLATION, NONE, Blocks, Dependence, Related, Sizes
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import Answer
-from pipeline.selection.guarantees import Outcome
-from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.estimating import STOREY
 from pipeline.store.receipts import Receipt
-from pipeline.wording import format_against
+from pipeline.wording import documents
 
 DEPENDENCE = 1.05
 """Maximum ratio of documents to independent documents, by near-duplicates or groups, for which a bound is stated.
@@ -129,56 +127,6 @@ def _smallest(sizes: dict[int, int]) -> dict[int, int]:
 
 
 NO_GROUPS = GroupSizes({}, 0, 0)
-
-
-def group_diagnostic(
-    selection: SelectionConfig,
-    answer: Answer,
-    role: str,
-    audited: GroupSizes,
-    calibrating: GroupSizes,
-    alone: bool = True,
-) -> GroupsDiagnostic | None:
-    """The effect of groups on the guarantee of a selection and on its bounds; None where there is none.
-
-    Args:
-        selection: the selection.
-        answer: its answer.
-        role: the role whose documents calibrate.
-        audited: groups of the audited documents.
-        calibrating: groups of the calibration documents.
-        alone: whether no other check contradicts the selection; bh is no remedy where one does.
-    """
-    sides = {"audited": audited, role: calibrating}
-    unbounded = [name for name, sizes in sides.items() if sizes.breaks_bounds]
-    dependence = answer.dependence if answer.dependence is not None and answer.dependence.joined else None
-    if not unbounded and dependence is None:
-        return None
-    sentences = [wording.grouped(unbounded or [name for name, sizes in sides.items() if sizes.n_grouped])]
-    unsafe = bh_stands = False
-    if dependence is not None:
-        bh_stands = dependence.factor <= INFLATION
-        unsafe = is_unsafe(answer, dependence.audited)
-        if unsafe:
-            sizes = dependence.audited
-            sentences.append(wording.dependent_estimate(selection.procedure, sizes.blocks, sizes.largest))
-        sentences += _others(answer, unsafe and bh_stands and alone, "groups")
-        sentences += _by_blocks(selection, answer, dependence)
-        if dependence.factor > max(Fraction(1), dependence.family_factor):
-            numbers = dependence.n_calibration, dependence.n_blocks
-            factor = format_against(float(dependence.factor), float(INFLATION))
-            sentences.append(wording.small_p_values_of_groups(*numbers, role, factor))
-    if unbounded:
-        sentences.append(wording.unbounded_groups(selection.direction == "members"))
-    per_list = bool(unbounded) and procedure_of(selection.procedure).per_list
-    failed = per_list or unsafe or (dependence is not None and not bh_stands)
-    return GroupsDiagnostic(
-        outcome=Outcome.FAILED if failed else Outcome.INCONCLUSIVE,
-        sentence=" ".join(sentences),
-        n_selected_by_bh=answer.n_bh if unsafe else None,
-        n_selected_by_storey=_by_storey(answer) if unsafe else None,
-        bh_stands=dependence is None or bh_stands,
-    )
 
 
 def near_duplicates_file(role: str) -> str:
@@ -380,79 +328,6 @@ class SelectionBlocks:
         return cls(keep, dependence, places, calibrating)
 
 
-def near_duplicates_diagnostic(
-    selection: SelectionConfig,
-    answer: Answer,
-    role: str,
-    audit: NearDuplicates,
-    calibration: NearDuplicates,
-    alone: bool = True,
-) -> NearDuplicatesDiagnostic:
-    """The effect of near-duplicates on a selection's guarantee.
-
-    Clusters of near-duplicates among the audited documents make an estimate of the share of nulls noisier than its
-    procedure assumes, unless it allows for them. Clusters among those that calibrate make p-values too small: n
-    documents of N families give P(p <= t) <= t (n + 1) / (N + 1), and near that at t = 1 / (n + 1).
-
-    Args:
-        selection: the selection.
-        answer: its answer.
-        role: the role whose documents calibrate.
-        audit: near-duplicates among the audited documents.
-        calibration: near-duplicates among the known documents of the role.
-        alone: whether no other check contradicts the selection; bh is no remedy where one does.
-    """
-    dependence = answer.dependence
-    factor = Fraction(1) if dependence is None else dependence.family_factor
-    unsafe = dependence is not None and is_unsafe(answer, dependence.families)
-    one_of_each = selection.calibrate != "all"
-    sentences = [count_sentence(audit, "audited documents")]
-    if unsafe:
-        sentences.append(wording.too_few_independent(audit.effective, selection.procedure))
-    sentences += _others(answer, unsafe and alone and factor <= INFLATION, "near-duplicates")
-    if dependence is not None and not dependence.joined:
-        sentences += _by_blocks(selection, answer, dependence)
-    sentences.append(count_sentence(calibration, wording.that_calibrate(role, all_of_them=not one_of_each)))
-    if one_of_each:
-        sentences.append(wording.one_of_each(answer.n_calibration, role))
-    elif calibration.n_copies:
-        shown = format_against(float(factor), float(INFLATION))
-        sentences.append(wording.small_p_values(calibration.n_distinct, shown))
-    unbounded = breaks_bounds(audit, *([] if one_of_each else [calibration]))
-    if unbounded:
-        sentences.append(wording.NO_BOUND)
-    failed = unsafe or factor > INFLATION or (procedure_of(selection.procedure).per_list and unbounded)
-    harmless = Outcome.INCONCLUSIVE if audit.n_copies or calibration.n_copies else Outcome.PASSED
-    return NearDuplicatesDiagnostic(
-        outcome=Outcome.FAILED if failed else harmless,
-        sentence=" ".join(sentences),
-        audit=audit,
-        calibration=calibration,
-        n_selected_by_bh=answer.n_bh if unsafe else None,
-        n_selected_by_storey=_by_storey(answer) if unsafe else None,
-        bh_stands=factor <= INFLATION,
-    )
-
-
-def _others(answer: Answer, stated: bool, what: str) -> list[str]:
-    """The answers of procedures whose guarantee holds, if it is `stated`, in one sentence."""
-    return [wording.others_hold(what, answer.n_bh, _by_storey(answer))] if stated and answer.n_bh is not None else []
-
-
-def _by_storey(answer: Answer) -> int | None:
-    return answer.strict.n_selected if answer.strict.procedure == STOREY.name else None
-
-
-def _by_blocks(selection: SelectionConfig, answer: Answer, dependence: Dependence) -> list[str]:
-    """How the estimate of the share of nulls allows for dependent documents; empty where there is no such estimate."""
-    counts = answer.counts
-    if counts is None or counts.kept is None or answer.n_bh is None or answer.nulls is not None:
-        return []
-    kept = counts.kept
-    left_out = kept.compared - int(kept.counts.sum())
-    return [wording.estimate_by_blocks(kept.part, left_out, dependence.whole, selection.direction)]
-
-
 def is_dependent(answer: Answer) -> bool:
     """Whether documents that depend on one another contradict the guarantee of an answer."""
     dependence = answer.dependence
@@ -475,3 +350,79 @@ def breaks_bounds(*roles: NearDuplicates) -> bool:
     Those among calibration documents count too, because they shift the ranks of all audited documents.
     """
     return any(duplicates.n_documents > DEPENDENCE * duplicates.effective for duplicates in roles)
+
+
+# --- sentences that both checks share
+
+
+def answers_that_hold(answer: Answer, what: str) -> list[str]:
+    """What bh and storey select, whose guarantees hold, in one sentence; empty where it is not known of bh.
+
+    Args:
+        answer: an answer that dependent documents contradict.
+        what: the dependent documents, such as "near-duplicates".
+    """
+    n_bh, n_storey = answer.n_bh, selected_by_storey(answer)
+    if n_bh is None:
+        return []
+    if n_storey is None:
+        return [f"The guarantee of bh holds with {what} among the audited documents; bh selects {n_bh:,}."]
+    return [
+        f"The guarantees of bh and storey hold with {what} among the audited documents; bh selects {n_bh:,}, storey "
+        f"{n_storey:,}."
+    ]
+
+
+def selected_by_storey(answer: Answer) -> int | None:
+    """The number of documents that storey selects; None where it is not the strict procedure beside an answer."""
+    return answer.strict.n_selected if answer.strict.procedure == STOREY.name else None
+
+
+def estimate_by_blocks(selection: SelectionConfig, answer: Answer, dependence: Dependence) -> list[str]:
+    """How the estimate of the share of nulls allows for dependent documents; empty where there is no such estimate."""
+    counts = answer.counts
+    if counts is None or counts.kept is None or answer.n_bh is None or answer.nulls is not None:
+        return []
+    kept = counts.kept
+    left_out = kept.compared - int(kept.counts.sum())
+    null = "not trained on" if selection.direction == "members" else "trained on"
+    rest = f", and takes the other {documents(left_out)} as {null}" if left_out else ""
+    sample = " It is that of a sample of the audited documents, in which blocks may be smaller."
+    return [
+        f"The estimate of the share of nulls counts at most {documents(kept.part)} of each block (a group, a family of "
+        f"near-duplicates, or what both join){rest}.{'' if dependence.whole else sample}"
+    ]
+
+
+DependenceDiagnostic = NearDuplicatesDiagnostic | GroupsDiagnostic
+
+
+def what_holds(failures: Sequence[DependenceDiagnostic], n_audit: int) -> str | None:
+    """What bh and storey select of n_audit documents, where these checks alone failed; None where neither holds."""
+    by_bh = next((check.n_selected_by_bh for check in failures), None)
+    if by_bh is None or not all(check.bh_stands for check in failures):
+        return None
+    by_storey = next((check.n_selected_by_storey for check in failures), None)
+    storey = "" if by_storey is None else f", storey {by_storey:,}"
+    names = "bh" if by_storey is None else "bh and of storey"
+    return (
+        f"The finite-sample guarantee of {names} holds with these dependent documents: bh selects {by_bh:,}{storey} of "
+        f"{n_audit:,}."
+    )
+
+
+_ONE_PER_BLOCK = "Select with calibrate: one_per_block, which calibrates on one {role} document of each block"
+_BH_OR_STOREY = "procedure bh or storey, whose lists need no independent audited documents"
+
+
+def after_dependence(failed: Mapping[str, DependenceDiagnostic], role: str) -> str:
+    """The next step where dependent documents contradict a selection.
+
+    Args:
+        failed: failed checks by what joins the documents.
+        role: the role whose documents calibrate.
+    """
+    if all(check.bh_stands for check in failed.values()):
+        return f"Select by {_BH_OR_STOREY}, or keep one document of each {next(iter(failed))} and make a new run."
+    unsafe = any(check.n_selected_by_bh is not None for check in failed.values())
+    return f"{_ONE_PER_BLOCK.format(role=role)}{f', and by {_BH_OR_STOREY}' if unsafe else ''}."

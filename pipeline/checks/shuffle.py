@@ -6,7 +6,7 @@ The same functions read a sample of texts before scoring (`seenset plan`, `run`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.checks.document_text import short_id
+from pipeline.checks.check import Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
-from pipeline.corpus.documents import Document
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import make_excerpt
 from pipeline.run.records import Record
@@ -29,6 +29,7 @@ from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shuffling import LEAST_DOCUMENTS, DrawCheck, NamingColumn, check_draws
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS
 from pipeline.store.receipts import Receipt
+from pipeline.wording import short_id
 
 EXAMPLES, CHARACTERS = 3, 60
 """Items that `seenset plan` prints with and without their marks, and characters of their options."""
@@ -119,64 +120,56 @@ class DrawsPreview(Record):
     used: int = Field(description="Documents that an answer can use.")
 
 
-class DrawReader:
-    """Collects features and items of documents with versions while they are read."""
+def preview_draws(sample: DocumentSample) -> DrawsPreview | None:
+    """The check of the documents that were read; None without documents that have features."""
+    config, drawn = sample.config, sample.drawn
+    if config.corpus.versions is None:
+        return None
+    numbers = [(one.published, one.versions, one.features) for one in drawn.values()]
+    draws = version_draws(table_in_memory(list(drawn), numbers), config.corpus.versions, config.near_copies)
+    if draws.diagnostic is None:
+        return None
+    items = {name: one.item for name, one in drawn.items() if one.item is not None}
+    named = [column for column in draws.check.naming if column.in_template and not column.states_place]
+    return DrawsPreview(
+        shuffle=draws.diagnostic,
+        lines=[*_marked(items), *_sets(items, draws.independent)],
+        warnings=[naming_sentence(column, draws.check.documents) for column in named],
+        used=len(drawn) - len(draws.left_out),
+    )
 
-    def __init__(self) -> None:
-        """Start without documents."""
-        self._drawn: dict[str, tuple[int, int, DrawFeatures]] = {}
-        self._items: dict[str, ChoiceItem] = {}
 
-    def add(self, document: Document) -> None:
-        """Note a readable document; one without features, or with a known id, is ignored."""
-        versions = document.versions
-        if versions is None or versions.features is None or document.doc_id in self._drawn:
-            return
-        self._drawn[document.doc_id] = versions.published, len(versions.texts), versions.features
-        if versions.item is not None:
-            self._items[document.doc_id] = versions.item
+def _marked(items: Mapping[str, ChoiceItem]) -> list[str]:
+    """How many items lose marks, and three of them."""
+    marked = [(name, item, marks) for name, item in items.items() if (marks := item.marks) is not None]
+    if not marked:
+        return []
+    lines = [
+        f"{len(marked):,} of {len(items):,} items have marks of places before their options, which stay in "
+        "place while options move (versions.marks: none keeps them with their options):"
+    ]
+    for name, item, marks in marked[:EXAMPLES]:
+        before, after = (make_excerpt(" | ".join(texts), CHARACTERS) for texts in (item.options, marks.bare))
+        lines.append(f"  {short_id(name)}: {before} -> {after}")
+    return lines
 
-    def preview(self, versions: VersionsConfig, near_copies: float) -> DrawsPreview | None:
-        """The check of the documents so far; None without documents that have features.
 
-        Args:
-            versions: settings of the versions.
-            near_copies: smallest share of common runs of near-duplicates.
-        """
-        table = table_in_memory(list(self._drawn), list(self._drawn.values()))
-        draws = version_draws(table, versions, near_copies)
-        if draws.diagnostic is None:
-            return None
-        named = [column for column in draws.check.naming if column.in_template and not column.states_place]
-        return DrawsPreview(
-            shuffle=draws.diagnostic,
-            lines=[*self._marked(), *self._sets(draws.independent)],
-            warnings=[naming_sentence(column, draws.check.documents) for column in named],
-            used=len(self._drawn) - len(draws.left_out),
-        )
+def _sets(items: Mapping[str, ChoiceItem], independent: IndependentDraws) -> list[str]:
+    """The largest sets of items with the same options, by their texts."""
+    lines = []
+    for one in _largest(independent.sets):
+        texts = make_excerpt(" | ".join(sorted(items[one.used].bare)), CHARACTERS)
+        how = "all are used, as their orders look shuffled" if one.all_used else "one is used"
+        lines.append(f"{one.items:,} items have the options {texts}: {how} (p = {one.p_value:.2g})")
+    return lines
 
-    def _marked(self) -> list[str]:
-        """How many items lose marks, and three of them."""
-        marked = [(name, item, marks) for name, item in self._items.items() if (marks := item.marks) is not None]
-        if not marked:
-            return []
-        lines = [
-            f"{len(marked):,} of {len(self._items):,} items have marks of places before their options, which stay in "
-            "place while options move (versions.marks: none keeps them with their options):"
-        ]
-        for name, item, marks in marked[:EXAMPLES]:
-            before, after = (make_excerpt(" | ".join(texts), CHARACTERS) for texts in (item.options, marks.bare))
-            lines.append(f"  {short_id(name)}: {before} -> {after}")
-        return lines
 
-    def _sets(self, independent: IndependentDraws) -> list[str]:
-        """The largest sets of items with the same options, by their texts."""
-        lines = []
-        for one in _largest(independent.sets):
-            texts = make_excerpt(" | ".join(sorted(self._items[one.used].bare)), CHARACTERS)
-            how = "all are used, as their orders look shuffled" if one.all_used else "one is used"
-            lines.append(f"{one.items:,} items have the options {texts}: {how} (p = {one.p_value:.2g})")
-        return lines
+def _lines(result: DrawsPreview | None, planned: Planned) -> list[SampleLine]:
+    if result is None:
+        return []
+    shuffle = result.shuffle
+    noted = shuffle.outcome == Outcome.PASSED and shuffle.left_out > 0
+    return [SampleLine(Outcome.INCONCLUSIVE if noted else shuffle.outcome, shuffle.sentence)]
 
 
 # --- sentences
@@ -285,3 +278,20 @@ def count_noun(count: int, noun: str) -> str:
 
 def _largest(sets: Sequence[OptionSet]) -> list[OptionSet]:
     return sorted(sets, key=lambda one: (-one.items, one.used))[:NAMED]
+
+
+AS_DRAWN = (
+    "Take out of the texts what the shuffle check names, audit only documents whose published order or version was "
+    "drawn at random, or mark what you publish from now on with seenset mark."
+)
+"""After a shuffle check that failed."""
+
+CHECK = Check(
+    name="shuffle",
+    title="Shuffle check",
+    needs=frozenset({"versions"}),
+    on_scores=lambda facts: facts.shuffle,
+    sample=SampleCheck("draws", preview_draws, _lines),
+    next=lambda diagnostic, role: AS_DRAWN,
+    recomputed=True,
+)

@@ -1,0 +1,90 @@
+"""The summary of an answer: its checks, its numbers, its next step, and a bound where its documents allow one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.checks.check import AnswerFacts
+from pipeline.checks.registry import make_checks, next_step
+from pipeline.config.audit import AuditConfig
+from pipeline.config.selection import SeriesConfig
+from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
+from pipeline.run.summary import Conclusion, SeriesPlace, Summary
+from pipeline.selection.schedule import Slot
+
+
+def make_summary(
+    facts: AnswerFacts,
+    n_selected: int,
+    n_quarantined: int,
+    limit: int | None = None,
+    stated: Conclusion | None = None,
+) -> Summary:
+    """Make the typed result of a selection.
+
+    Args:
+        facts: the question, the decision, and what is known of the documents.
+        n_selected: number of selected documents, all of which have scores.
+        n_quarantined: number of audited documents without scores.
+        limit: the most documents of each role that were read; None when all were.
+        stated: checks that a bundle states, of which those are made again that its content determines.
+    """
+    selection, answer = facts.selection, facts.answer
+    diagnostics = make_checks(facts, stated)
+    scored = answer.m - n_quarantined  # maximum length of a list: a strict answer may reach p = 1
+    fewest, _ = answer.resolution(answer.m)
+    made = Summary(
+        name=selection.name,
+        procedure=selection.procedure,
+        direction=selection.direction,
+        alpha=selection.alpha,
+        detectors=selection.detectors,
+        calibration=selection.calibration,
+        n_audit=answer.m,
+        n_calibration=answer.n_calibration,
+        n_quarantined=n_quarantined,
+        n_selected=n_selected,
+        threshold=answer.threshold,
+        null_proportion=answer.null_proportion,
+        factor=answer.factor,
+        weights=answer.weights,
+        guarantee=answer.guarantee,
+        assumption=answer.assumption,
+        promise=answer.promise,
+        conclusion=diagnostics.value,
+        reasons=diagnostics.failures(),
+        next=next_step(diagnostics, facts.role),
+        minimum_selectable=fewest,
+        strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
+        details=answer.details,
+        diagnostics=diagnostics,
+        limit=limit,
+        bound=answer.bound,
+    )
+    return made if facts.bounded else made.without_bound(GROUPED)
+
+
+def summary_in_run(made: Summary, config: AuditConfig, slot: Slot | None) -> Summary:
+    """A summary with what only a run states: its place in a schedule, and the assumption on scores from elsewhere.
+
+    Args:
+        made: result of `make_summary`.
+        config: configuration of the run.
+        slot: place of a scan in its schedule; None: the run is no scan.
+    """
+    if slot is not None and config.series is not None:
+        made = made.model_copy(update={"series": series_place(slot, config.series)})
+    if config.corpus.scores is not None:
+        made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
+    return made
+
+
+def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:
+    """The place of a scan, as its summaries state it."""
+    return SeriesPlace(
+        ledger=series.ledger,
+        slot=slot.number,
+        horizon=series.horizon,
+        alpha=float(slot.alpha),
+        level=float(slot.level),
+    )

@@ -1,0 +1,106 @@
+"""The checks of an answer: the declarations of all modules of this package, made in one loop, and the next step."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from pipeline import checks as package
+from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.dependent_documents import DependenceDiagnostic, after_dependence
+from pipeline.checks.sample import DocumentSample, calibrating
+from pipeline.config.corpus import Role
+from pipeline.run.records import Record
+from pipeline.run.summary import Conclusion, Diagnostic
+from pipeline.selection.guarantees import Outcome
+
+
+def _declared() -> Iterator[Check]:
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.name != __name__ and (check := getattr(importlib.import_module(module.name), "CHECK", None)):
+            yield check
+
+
+CHECKS: tuple[Check, ...] = tuple(sorted(_declared(), key=lambda check: [*Conclusion.model_fields].index(check.name)))
+"""In the order of the summary."""
+
+CHECK_NAMED = {check.name: check for check in CHECKS}
+
+
+def _part_of_plan(check: Check) -> tuple[bool, bool]:
+    """Sorts checks into those of single documents, between roles, and of documents that depend on one another."""
+    return check.joins != "", "known" in check.needs
+
+
+SAMPLED: tuple[tuple[Check, SampleCheck], ...] = tuple(
+    sorted(
+        ((check, check.sample) for check in CHECKS if check.sample is not None),
+        key=lambda pair: (*_part_of_plan(pair[0]), pair[1].slow),
+    )
+)
+"""Those that are made before scoring, in the order of a plan."""
+
+
+def check_sample(sample: DocumentSample) -> dict[str, Any]:
+    """The results of the checks before scoring, by field of `PreflightChecks`.
+
+    Raises:
+        UserError: documents with which no answer could be given.
+    """
+    return {before.field: before.make(sample) for _, before in SAMPLED}
+
+
+def lines_before_scoring(results: Record, planned: Planned) -> list[SampleLine]:
+    """What the checks before scoring found; of checks between roles, role by role.
+
+    Args:
+        results: a record with the fields of `check_sample`.
+        planned: the plan of the run.
+    """
+    roles: list[Role | None] = [*calibrating(planned.config), None]
+    made = [
+        (check, line) for check, before in SAMPLED for line in before.lines(getattr(results, before.field), planned)
+    ]
+    made.sort(key=lambda pair: (*_part_of_plan(pair[0]), roles.index(pair[1].role)))
+    return [line for _, line in made]
+
+
+def make_checks(facts: AnswerFacts, stated: Conclusion | None = None) -> Conclusion:
+    """Make the checks of an answer; those of dependent documents last, because they name what another answer selects.
+
+    Args:
+        facts: what is known of the answer.
+        stated: results that the run of a bundle states, of which only those are made again that scores, groups and
+            these results determine; None: all are made.
+    """
+    made: dict[str, Diagnostic | None] = {}
+    for check in sorted(CHECKS, key=lambda check: check.joins != ""):
+        if check.joins:
+            others = [one for name, one in made.items() if one is not None and not CHECK_NAMED[name].joins]
+            facts = replace(facts, alone=not any(one.contradicts for one in others))
+        again = stated is None or check.recomputed or check.joins or not check.needs <= facts.offers
+        made[check.name] = check.make(facts) if again else getattr(stated, check.name)
+    return Conclusion(**made)
+
+
+def next_step(conclusion: Conclusion, role: Role) -> str | None:
+    """What to do next where a check contradicts an answer or leaves it inconclusive, in one sentence; else None.
+
+    Dependent documents come before other failures where these leave bh no remedy, and after a failed blind test.
+
+    Args:
+        conclusion: the checks of the answer.
+        role: the role whose documents calibrate.
+    """
+    made = conclusion.by_name()
+    failed = {name: one for name, one in made.items() if one.contradicts}
+    joined = {CHECK_NAMED[name].joins: one for name, one in failed.items() if isinstance(one, DependenceDiagnostic)}
+    others = {name: one for name, one in failed.items() if not CHECK_NAMED[name].joins}
+    undecided = {name: one for name, one in made.items() if one.decides and one.outcome == Outcome.INCONCLUSIVE}
+    blamed = others and (any(one.decides for one in others.values()) or all(one.bh_stands for one in joined.values()))
+    if joined and not blamed:
+        return after_dependence(joined, role)
+    return next((CHECK_NAMED[name].next(one, role) for name, one in {**others, **undecided}.items()), None)

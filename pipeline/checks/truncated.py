@@ -1,0 +1,34 @@
+"""Documents that were cut to their first max_tokens tokens."""
+
+from __future__ import annotations
+
+from pipeline.checks.check import AnswerFacts, Check
+from pipeline.run.summary import ShareDiagnostic
+from pipeline.selection.guarantees import Outcome
+from pipeline.wording import was
+
+
+def truncated_diagnostic(facts: AnswerFacts) -> ShareDiagnostic:
+    """The share of the scored documents that were truncated."""
+    scored = facts.scored
+    if scored is None or any(shard.scores for shard in scored.shards.values()):
+        unknown = "How many documents were cut is not known."
+        return ShareDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=unknown, share=0.0)
+    total = sum(receipt.n_scored for receipt in scored.receipts)
+    count = sum(receipt.n_truncated for receipt in scored.receipts)
+    outcome = Outcome.PASSED if total and not count else Outcome.INCONCLUSIVE
+    share = count / total if total else 0.0
+    return ShareDiagnostic(outcome=outcome, sentence=truncated_sentence(count, total), share=share)
+
+
+def truncated_sentence(count: int, total: int) -> str:
+    """States how many of the scored documents were truncated."""
+    if total and not count:
+        return f"None of the {total} documents was truncated."
+    return (
+        f"{count} of {total} documents {was(count)} truncated at max_tokens. A truncated "
+        "document is judged by its first max_tokens tokens alone."
+    )
+
+
+CHECK = Check(name="truncated", title="Truncation", on_scores=truncated_diagnostic)
