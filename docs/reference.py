@@ -95,10 +95,12 @@ def page() -> str:
     known: dict[type[BaseModel], str] = {}
     rows: dict[str, str] = {}  # row -> title of the section that it stands in
     for kind, root in (("audit", AuditConfig), ("trial", TrialConfig)):
-        places = sections(root)
+        everywhere = sections(root)
+        places = {section: paths for section, paths in everywhere.items() if _listed_as(section) is section}
         titles = {section: _title(kind, paths, section, places) for section, paths in places.items()}
         new = {section: title for section, title in titles.items() if section not in known}
         known |= {section: _anchor(title) for section, title in new.items()}
+        known |= {section: known[_listed_as(section)] for section in everywhere}
         for section, title in new.items():
             level = "##" if section is root else "###"
             sentence = _first_paragraph(section)
@@ -111,6 +113,13 @@ def page() -> str:
                 "",
             ]
     return "\n".join([HEAD, *_first(known), "", *lines]).rstrip() + "\n"
+
+
+def _listed_as(section: type[BaseModel]) -> type[BaseModel]:
+    """The section whose list has the settings of a section: its base, where both have the same keys."""
+    base = section.__mro__[1]
+    same = issubclass(base, BaseModel) and base.model_fields.keys() == section.model_fields.keys()
+    return base if same else section
 
 
 def _first(anchors: Mapping[type[BaseModel], str]) -> Iterator[str]:
@@ -164,17 +173,21 @@ def _rows(section: type[BaseModel], anchors: Mapping[type[BaseModel], str]) -> d
     """Name of each setting -> its entry of the list."""
     rows: dict[str, str] = {}
     schema = section.model_json_schema()
+    others = [one.model_json_schema()["properties"] for one in section.__subclasses__() if _listed_as(one) is section]
     targets = {inner.__name__: f"#{anchors[inner]}" for inner in sections(section)}
-    links = {name: f"[{NOUNS.get(name, 'settings')}]({target})" for name, target in targets.items()}
+    nouns = {inner.__name__: NOUNS.get(_listed_as(inner).__name__, "settings") for inner in sections(section)}
+    links = {name: f"[{nouns[name]}]({target})" for name, target in targets.items()}
     required = set(schema.get("required", ()))
     for field_name, field in section.model_fields.items():
         name = field.alias or field_name
-        entry = schema["properties"][name]
+        entries = [properties[name] for properties in (schema["properties"], *others)]
+        entry = next((one for one in entries if one.get("type") != "null"), entries[0])
         default = MISSING if name in required else field.get_default(call_default_factory=True)
         plain = default is None or default is MISSING or isinstance(default, BaseModel)
         setting = f"`{name}`" if plain else _with_default(name, default)
         kinds = [kind for kind in _alternatives(entry) if kind.get("type") != "null"]
-        only = _reference(kinds[0]) if len(kinds) == 1 else ""
+        referred = {targets.get(_reference(kind), "") for kind in kinds}
+        only = _reference(kinds[0]) if len(referred) == 1 else ""
         if only:  # the name leads to the section
             setting = f"[{setting}]({targets[only]})"
         values = "" if only else _values(kinds, default, links)

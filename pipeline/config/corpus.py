@@ -2,133 +2,27 @@
 
 from __future__ import annotations
 
-import codecs
-import difflib
-import json
 import string
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from encodings.aliases import aliases
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ByteSize, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
+from pipeline.config.dialect import PLAIN, Dialect, Quoting, checked_delimiter, checked_encoding
 from pipeline.config.kinds import InputKind, check_keys, check_same_kind, find_kind
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
-
-_ASCII = "".join(map(chr, range(128)))
-_WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
-_EXAMPLES = "utf-8, utf-16, cp1252, latin-1, shift_jis, gb18030"
-_NAMES = sorted({*aliases, *aliases.values()} - {"ansi", "dbcs", "mbcs"})
-_DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";", "comma": ",", "pipe": "|", "bar": "|", "space": " "}
-
-
-Quoting = Literal["double", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Encoding of a text file, and delimiter and quoting of a CSV file."""
-
-    encoding: str = "utf-8"  # name in `codecs`
-    delimiter: str = ","
-    quoting: Quoting = "double"
-
-    def differing(self) -> dict[str, str]:
-        """The fields that differ from the defaults, which earlier versions always used."""
-        return {name: value for name, value in asdict(self).items() if value != getattr(PLAIN, name)}
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether every character takes two or more bytes, so that a line end is not a single byte."""
-        return self.encoding in _WIDE
-
-    @property
-    def codec(self) -> str:
-        """The codec that decodes a whole file without its byte order mark."""
-        return "utf-8-sig" if self.encoding == "utf-8" else self.encoding
-
-    @property
-    def errors(self) -> str:
-        """The error handler: bytes outside the encoding decode to surrogates, which are refused in a text."""
-        return "surrogatepass" if self.is_wide else "surrogateescape"
-
-    def encoding_after(self, mark: bytes) -> str:
-        """The encoding of a file after its start, which writes no byte order mark.
-
-        Args:
-            mark: byte order mark at the start of the file; empty if it has none.
-        """
-        if not self.is_wide or self.encoding.endswith(("-le", "-be")):
-            return self.encoding
-        big = mark in (codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE) if mark else sys.byteorder == "big"
-        return f"{self.encoding}-{'be' if big else 'le'}"
-
-    @property
-    def label(self) -> str:
-        """The encoding for messages."""
-        return self.encoding.upper() if self.encoding.startswith("utf") else self.encoding
-
-
-PLAIN = Dialect()
-
-MARKS = (
-    ("utf-32", codecs.BOM_UTF32_LE),  # before the mark of UTF-16, which is its prefix
-    ("utf-32", codecs.BOM_UTF32_BE),
-    ("utf-8", codecs.BOM_UTF8),
-    ("utf-16", codecs.BOM_UTF16_LE),
-    ("utf-16", codecs.BOM_UTF16_BE),
-)
-"""Encodings and the byte order marks at the start of their files."""
-
-
-def mark_of(head: bytes) -> tuple[str, bytes] | None:
-    """The encoding and the byte order mark at the start of a file; None if it has no mark."""
-    return next(((encoding, mark) for encoding, mark in MARKS if head.startswith(mark)), None)
-
-
-def checked_encoding(value: str) -> str:
-    """The name of an encoding in `codecs`; UTF-8 with a byte order mark is UTF-8.
-
-    Raises:
-        ValueError: an unknown encoding, or one that is neither an extension of ASCII nor UTF-16 or UTF-32.
-    """
-    try:
-        name = codecs.lookup(value).name
-    except (LookupError, ValueError):  # ValueError: a null character
-        plain = value.lower().replace("-", "_")
-        near = ["cp1252"] if plain == "ansi" else difflib.get_close_matches(plain, _NAMES, n=1)
-        guess = f"did you mean {near[0].replace('_', '-')!r}? " if near else ""
-        raise ValueError(f"unknown encoding, got {value!r}; {guess}examples: {_EXAMPLES}") from None
-    name = "utf-8" if name == "utf-8-sig" else name
-    if name not in _WIDE and not _keeps_ascii(name):
-        raise ValueError(f"must be an extension of ASCII, or UTF-16 or UTF-32, got {value!r}")
-    return name
-
-
-def _keeps_ascii(name: str) -> bool:
-    try:
-        return not name.startswith("iso2022") and _ASCII.encode("ascii").decode(name) == _ASCII
-    except (LookupError, ValueError):  # LookupError: not a text encoding
-        return False
-
-
-def checked_delimiter(value: str) -> str:
-    """One character that may separate fields.
-
-    Raises:
-        ValueError: another value.
-    """
-    if len(value) == 1 and value not in '"\r\n\0':
-        return value
-    near = _DELIMITERS.get(value.lower())
-    guess = "" if near is None else f"; did you mean {json.dumps(near)}?"
-    guess = guess if value else "; put a sign such as | in quotes"
-    raise ValueError(f"must be one character, and no quotation mark or line end, got {value!r}{guess}")
-
 
 Role = Literal["audit", "unseen", "seen"]
 ROLES: tuple[Role, ...] = ("audit", "unseen", "seen")
@@ -254,6 +148,12 @@ class VersionsConfig(Section):
         return tuple(name for name in (self.index, self.kinds, self.forms) if name is not None)
 
 
+Scores = Annotated[list[ScoreConfig | str], Field(min_length=1)]
+
+OF_OTHERS = WithJsonSchema({"type": "null"})
+"""A key that states documents of another kind, which a source of this kind may have as null alone."""
+
+
 class SourceConfig(Section):
     """Source of the documents of one role."""
 
@@ -268,11 +168,13 @@ class SourceConfig(Section):
     revision: str | None = Field(None, description="Revision of the hub dataset: a commit, tag or branch.")
     follow_links: bool = Field(False, description="Read the regular files behind links that lead out of a folder.")
     text: str = Field("text", description="Column of texts.")
-    image: str | None = Field(
+    image: Annotated[str | None, OF_OTHERS] = Field(
         None, description="Column of pictures, instead of `text`: bytes, bytes and path, or a path."
     )
-    caption: str | None = Field(None, description="Column of captions.")
-    tokens: str | None = Field(None, description="Column of lists of token ids, instead of `text`.")
+    caption: Annotated[str | None, OF_OTHERS] = Field(None, description="Column of captions.")
+    tokens: Annotated[str | None, OF_OTHERS] = Field(
+        None, description="Column of lists of token ids, instead of `text`."
+    )
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -284,8 +186,10 @@ class SourceConfig(Section):
     quoting: Quoting = Field(
         PLAIN.quoting, description="Quotes around fields of CSV files; none: every quote is part of a text."
     )
-    versions: VersionsConfig | None = Field(None, description="Versions of each audited document, instead of `text`.")
-    scores: Annotated[list[ScoreConfig | str], Field(min_length=1)] | None = Field(
+    versions: Annotated[VersionsConfig | None, OF_OTHERS] = Field(
+        None, description="Versions of each audited document, instead of `text`."
+    )
+    scores: Annotated[Scores | None, OF_OTHERS] = Field(
         None, description="Columns of scores, instead of `model` and `detectors`."
     )
 
@@ -391,6 +295,57 @@ class SourceConfig(Section):
         return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
 
+def _described(key: str) -> str:
+    """The sentence of a key of a source."""
+    return SourceConfig.model_fields[key].description or ""
+
+
+class PictureSource(SourceConfig):
+    """Source of pictures."""
+
+    image: str = Field(description=_described("image"))
+    caption: str | None = Field(None, description=_described("caption"))
+
+
+class TokenSource(SourceConfig):
+    """Source of lists of token ids."""
+
+    tokens: str = Field(description=_described("tokens"))
+
+
+class ScoreSource(SourceConfig):
+    """Source of scores, perhaps with their texts."""
+
+    scores: Scores = Field(description=_described("scores"))
+
+
+class VersionSource(SourceConfig):
+    """Source of documents with versions."""
+
+    versions: VersionsConfig = Field(description=_described("versions"))
+
+
+def _find_source(value: Any) -> str:
+    """The class of a source, by the keys that are given; which go together is checked by the source."""
+    given = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    stated = [name for key, name in STATING.items() if given.get(key) is not None]
+    return f"source[{stated[-1] if stated else 'SourceConfig'}]"
+
+
+STATING = {"image": "PictureSource", "tokens": "TokenSource", "scores": "ScoreSource", "versions": "VersionSource"}
+"""Key that states a kind of documents -> class of its source."""
+
+AnySource = Annotated[
+    Annotated[SourceConfig, Tag("source[SourceConfig]")]
+    | Annotated[PictureSource, Tag("source[PictureSource]")]
+    | Annotated[TokenSource, Tag("source[TokenSource]")]
+    | Annotated[ScoreSource, Tag("source[ScoreSource]")]
+    | Annotated[VersionSource, Tag("source[VersionSource]")],
+    Discriminator(_find_source),
+]
+"""A source of documents of the kind that its keys state; of texts if they state none."""
+
+
 def _without(setting: str, reason: str) -> AfterValidator:
     """Refuse a source with a setting, for a reason that the ValueError states."""
 
@@ -407,7 +362,7 @@ NO_TOKENS = _without(
     "tokens", "tokens are of documents that a model at hand scores, and these are trained on: give text"
 )
 
-PlainSource = Annotated[SourceConfig, NO_VERSIONS]
+PlainSource = Annotated[AnySource, NO_VERSIONS]
 """A source of documents without versions."""
 
 TrainingSource = Annotated[PlainSource, NO_TOKENS]
@@ -418,6 +373,11 @@ class LabelledConfig(SourceConfig):
     """Source of documents with a label that states whether each is in the training data."""
 
     label: str = Field(description="Column of labels: 1, true, member or seen; 0, false, nonmember or unseen.")
+    image: str | None = Field(None, description=_described("image"))
+    caption: str | None = Field(None, description=_described("caption"))
+    tokens: str | None = Field(None, description=_described("tokens"))
+    versions: VersionsConfig | None = Field(None, description=_described("versions"))
+    scores: Scores | None = Field(None, description=_described("scores"))
 
     @property
     def columns(self) -> list[str]:
@@ -428,7 +388,7 @@ class LabelledConfig(SourceConfig):
 class CorpusConfig(Section):
     """Documents to audit, and documents whose membership is known."""
 
-    audit: SourceConfig | None = Field(None, description="Documents to audit, for all commands but `evaluate`.")
+    audit: AnySource | None = Field(None, description="Documents to audit, for all commands but `evaluate`.")
     unseen: PlainSource | None = Field(None, description="Documents that are not in the training data.")
     seen: PlainSource | None = Field(None, description="Documents that are in the training data.")
     labelled: Annotated[LabelledConfig, NO_VERSIONS] | None = Field(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pipeline.config.corpus import PLAIN, Dialect
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.corpus.files import Overlong, named_separator
 from pipeline.corpus.notes import HEADER_AGAIN, ROWS_IN_FIELD, SHORT_RECORDS, SURPLUS_FIELDS, Notes
 from pipeline.errors import UserError

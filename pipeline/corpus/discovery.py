@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import PLAIN, Dialect, Role, SourceConfig
+from pipeline.config.corpus import Role, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.misplaced import instead_of_documents
 from pipeline.corpus.files import detected, single_column_note
 from pipeline.corpus.formats import (

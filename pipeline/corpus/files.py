@@ -16,7 +16,8 @@ import fsspec
 import pyarrow as pa
 from fsspec.spec import AbstractBufferedFile
 
-from pipeline.config.corpus import LIMITS, PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
+from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect, mark_of
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
 from pipeline.corpus.unpacking import Unpacked, compression_of
 from pipeline.errors import UserError

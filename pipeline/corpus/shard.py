@@ -9,16 +9,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from pipeline.config.corpus import (
-    LIMITS,
-    PLAIN,
-    Dialect,
-    LabelledConfig,
-    LimitsConfig,
-    Role,
-    SourceConfig,
-    TransformConfig,
-)
+from pipeline.config.corpus import LIMITS, LabelledConfig, LimitsConfig, Role, SourceConfig, TransformConfig
+from pipeline.config.dialect import PLAIN, Dialect
 
 
 @dataclass(frozen=True, slots=True)

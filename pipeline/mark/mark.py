@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
-from pipeline.config.corpus import PLAIN, CorpusConfig, Dialect, SourceConfig
+from pipeline.config.corpus import CorpusConfig, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.yaml import build
 from pipeline.corpus.csv_records import DelimiterError
 from pipeline.corpus.documents import read_shard

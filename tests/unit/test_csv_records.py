@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import Dialect
+from pipeline.config.dialect import Dialect
 from pipeline.config.yaml import build
 from pipeline.corpus.csv_records import (
     BadRecord,

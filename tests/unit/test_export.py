@@ -25,7 +25,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.corpus import Dialect, LimitsConfig
+from pipeline.config.corpus import LimitsConfig
+from pipeline.config.dialect import Dialect
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import ExportSource

@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import PLAIN, Dialect, SourceConfig
+from pipeline.config.corpus import SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.retired import retired
 from pipeline.corpus.files import Extent, read_head
 from pipeline.corpus.formats.base import ExportSource, Format

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from pipeline.config.corpus import PLAIN, Dialect, LimitsConfig, SourceConfig, mark_of
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import PLAIN, Dialect, mark_of
 from pipeline.corpus.csv_records import (
     BadRecord,
     DelimiterError,

@@ -13,7 +13,8 @@ from operator import itemgetter
 from shlex import quote
 from typing import IO, Any
 
-from pipeline.config.corpus import PLAIN, LimitsConfig, SourceConfig
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import PLAIN
 from pipeline.corpus.files import (
     Extent,
     Overlong,

@@ -10,7 +10,8 @@ from dataclasses import replace
 import fsspec
 import pyarrow as pa
 
-from pipeline.config.corpus import LimitsConfig, SourceConfig, mark_of
+from pipeline.config.corpus import LimitsConfig, SourceConfig
+from pipeline.config.dialect import mark_of
 from pipeline.corpus.files import Overlong, wide_encoding
 from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
