@@ -266,6 +266,7 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     from pipeline.run.machine import may_need_cluster
     from pipeline.run.plan import check_model_files, make_plan
 
+    supervisor.supervise(_may_import(config, overrides or ()))
     audit = load_config(config, overrides or (), labelled)
     withdraw_keys(audit.models)
     heartbeat.phase("listing the inputs")
@@ -277,6 +278,18 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
     check_model_files(planned)
     supervisor.supervise(may_need_cluster(audit.resources, planned) or _runs_foreign_code(audit))
     return planned
+
+
+def _may_import(config: str, overrides: Sequence[str]) -> bool:
+    """Whether reading a configuration imports plugins, whose code may end its process with os._exit."""
+    try:
+        if not os.path.isfile(config):
+            return False
+        with open(config, "rb") as file:
+            text = file.read(1 << 20)
+    except (OSError, ValueError):  # the error is raised where the configuration is read
+        return False
+    return re.search(rb"\bimport\b", text) is not None or any(one.startswith("import") for one in overrides)
 
 
 def _runs_foreign_code(audit: AuditConfig) -> bool:

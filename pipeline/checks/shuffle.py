@@ -204,7 +204,7 @@ def _findings(table: DrawTable, check: DrawCheck) -> list[str]:
         lines.insert(0, f"The published {drawn} were not drawn at random, as {source} alone show: {shown}{more}.")
         if table.permuted and failed[0].about.startswith("options "):
             lines.append(MARKS_HINT)
-        if not table.orders.shape[1] and not table.published.any():
+        if not table.orders.shape[1] and not table.published.any() and any(test.first for test in failed):
             lines.append(INDEX_HINT)
     elif not check.tests:
         lines.append(

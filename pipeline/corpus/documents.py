@@ -100,7 +100,10 @@ def row_versions(
     if len(value) < 2:
         raise UserError(f"{where} has {len(value)} version{'s' * (len(value) != 1)}; a document needs 2 or more")
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(value):
-        raise UserError(f"{where} has index {index!r}, outside its {len(value)} versions (from 0)")
+        whole = index is None or (isinstance(index, int) and not isinstance(index, bool))
+        kind = "" if whole else f" ({type(index).__name__}, not a whole number)"
+        first = "; are these numbers from 1? subtract 1" if index == len(value) else ""
+        raise UserError(f"{where} has index {index!r:.40}{kind}, outside its {len(value)} versions (from 0){first}")
     for place, text in enumerate(value):
         if (problem := text_problem(text)) is not None:
             return Unreadable(problem.reason, f"version {place}: {problem.message}")

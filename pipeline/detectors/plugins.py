@@ -9,9 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,6 +24,9 @@ from typing import Any, TypeVar
 
 from pipeline.config.paths import written
 from pipeline.errors import UserError, error_line
+
+IMPORT_SECONDS = 120.0
+"""Longest import of a plugin."""
 
 GROUP = "seenset.detectors"
 """Entry point group of other packages: any name, with the module to import as its value."""
@@ -165,14 +172,16 @@ def _load(plugin: Plugin) -> None:
     if plugin.source is not None:
         _forget(plugin)
     try:
-        if plugin.source is None:
-            importlib.import_module(plugin.name)
-        else:
-            _execute(plugin, plugin.source)
-    except (Exception, SystemExit) as error:  # an error raised by a user's code is a user error
+        with _limited():
+            if plugin.source is None:
+                importlib.import_module(plugin.name)
+            else:
+                _execute(plugin, plugin.source)
+    except (Exception, SystemExit, _EndlessError) as error:  # an error raised by a user's code is a user error
         _forget(plugin)
         text = error_line(error)
-        message = text if isinstance(error, UserError) else f"cannot be imported: {type(error).__name__}: {text}"
+        known = isinstance(error, (UserError, _EndlessError))
+        message = text if known else f"cannot be imported: {type(error).__name__}: {text}"
         raise UserError(f"import: {written(plugin.name)}{_place(plugin, error)}: {message}") from None
     if not any(registry.registered_names(plugin) for registry in _registries):
         raise UserError(
@@ -180,6 +189,31 @@ def _load(plugin: Plugin) -> None:
             "@seenset.procedure"
         )
     _loaded[plugin.module] = plugin
+
+
+class _EndlessError(BaseException):
+    """An import takes too long. It is no Exception, which the code of a plugin may catch."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """End an import after `IMPORT_SECONDS`, where it is in the main thread. An earlier timer of the process goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _EndlessError(f"its import takes more than {IMPORT_SECONDS:.0f} s")
+
+    handler, started = signal.signal(signal.SIGALRM, stop), time.monotonic()
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if remaining:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, remaining - (time.monotonic() - started)), interval)
 
 
 def _forget(plugin: Plugin) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.detectors import plugins
 from pipeline.errors import ExitCode
 from pipeline.run import machine
 from tests.helpers.commands import printed
@@ -109,6 +111,26 @@ def command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "-m", "ray_jobs.cli", *arguments], stderr=subprocess.PIPE, text=True, check=False, **settings
     )
+
+
+def test_an_import_that_never_ends_is_a_user_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "IMPORT_SECONDS", 1.0)
+    hanging = "import time\nwhile True:\n    try:\n        time.sleep(600)\n    except Exception:\n        pass\n"
+    timer = signal.getitimer(signal.ITIMER_REAL)
+    code, errors = run(hanging, "plan")
+    assert code == ExitCode.USER_ERROR
+    assert errors.endswith("mine.py, line 4: its import takes more than 1 s")
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == (timer[0] > 0), "the timer of the tests goes on"
+
+
+@pytest.mark.slow
+def test_an_import_that_ends_the_process_ends_no_command_as_done(run: Run, tmp_path: Path) -> None:
+    run("import sys\nsys.exit(0)\n", "plan")
+    (tmp_path / "mine.py").write_text("import os\nos._exit(0)\n")
+    for name in ("plan", "run"):
+        done = command(name, str(tmp_path / "audit.yaml"), timeout=300)
+        assert done.returncode == ExitCode.INCOMPLETE, done.stderr
+        assert "ended this process" in done.stderr
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import yaml
 from benchmarks.small_model import WORDS
 from pipeline.answers.verdict import read_verdict
 from pipeline.config.corpus import SourceConfig
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import read_shard, row_versions
 from pipeline.corpus.formats.base import check_columns
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
@@ -171,6 +171,7 @@ def test_a_version_without_a_score_refuses_its_document_and_a_cut_one_truncates_
     ("change", "message"),
     [
         ({"index": K}, f"has index {K}, outside its {K} versions"),
+        ({"index": K}, rf"has index {K}, .* \(from 0\); are these numbers from 1\? subtract 1"),
         ({"index": -1}, "has index -1, outside its"),
         ({"index": None}, "has index None, outside its"),
         (
@@ -280,9 +281,19 @@ def test_plan_states_the_shortest_list_and_what_to_expect(
     assert f"about {tokens:,.0f} tokens a pass" in printed  # of every version
 
 
+@pytest.mark.parametrize("index", ["1", 1.0, True, [1], math.nan])
+def test_an_index_that_is_no_whole_number_is_named_with_its_type(index: object) -> None:
+    kind = type(index).__name__
+    with pytest.raises(UserError, match=rf"row 5 has index .* \({kind}, not a whole number\), outside its 2 versions"):
+        row_versions("row 5", ["one text", "another"], [index], lambda _: None)
+
+
 def test_a_misspelt_column_of_a_private_file_is_not_taken_for_a_public_file() -> None:
     source = SourceConfig.model_validate({"path": "versions.parquet", "versions": {"column": "version"}})
     with pytest.raises(UserError, match=r"no column 'version' in versions\.parquet; did you mean 'versions'"):
         check_columns(source, "versions.parquet", ["id", "versions", "index"])
+    source = SourceConfig.model_validate({"path": "versions.parquet", "versions": {}})
+    with pytest.raises(UserError, match=r"no column 'index' in versions\.parquet; .*columns: id, versions, published"):
+        check_columns(source, "versions.parquet", ["id", "versions", "published"])
     with pytest.raises(UserError, match="the public files of seenset mark hold no versions"):
         check_columns(source, "public.parquet", ["id", "text"])

@@ -130,7 +130,8 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
         UserError: a column is missing or occurs several times.
     """
     for column in source.columns:
-        marked = source.versions is not None and source.versions.permute is None and "index" not in columns
+        marked = source.versions is not None and source.versions.permute is None
+        marked = marked and not {"index", source.content} & {*columns}
         if column not in columns and column in (source.content, *source.companions) and marked:
             raise UserError(_no_versions(column, name, columns))
         if column not in columns:
