@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.exceptions import Abort, TyperException
 
 from pipeline.config.retired import retired
-from pipeline.corpus.reasons import FAULTS
+from pipeline.corpus.reasons import FAULTS, check_reasons
 from pipeline.errors import (
     ExitCode,
     UserError,
@@ -107,7 +107,7 @@ def plan(
     ] = None,
 ) -> None:
     """Show what a run would do, and the shortest list that it could select. Nothing is written."""
-    planned = _planned(config, set_, limit)
+    planned = _planned(config, set_, limit, matched=matched)
     from pipeline.plan.allocation import check_adapters
     from pipeline.plan.forecast import forecast
     from pipeline.plan.matching import write_matched
@@ -163,12 +163,11 @@ def run(
     ] = None,
 ) -> None:
     """Score, select and write the report. Run the same command again to resume."""
+    retried = check_reasons(retry or ())  # before any file is read
     planned = _planned(config, set_, limit)
-    from pipeline.run.repair import check_reasons
     from ray_jobs.audit import run_plan
     from ray_jobs.progress import Reporter
 
-    retried = check_reasons(retry or ())
     reporter = Reporter(terminal.console(errors=json_))
     outcome = run_plan(planned, reporter, not no_text, fail_if_selected, retried)
     facts = {**outcome.status.plain(), "report": outcome.report}
@@ -205,12 +204,18 @@ def trial(
     ] = None,
 ) -> None:
     """Test the guarantee on a model whose training data is known: train documents in, audit, compare with the truth."""
+    from pipeline.corpus.inputs import check_limit
     from pipeline.run.machine import may_need_cluster
     from pipeline.trial.config import load_trial
     from pipeline.trial.splits import check_shifts
     from pipeline.trial.trial_documents import check_inputs
 
     described, points = load_trial(config, set_ or ())
+    check_limit(limit)
+    if ranking is not None:
+        from pipeline.trial.ranking import check_ranking
+
+        check_ranking(points, ranking)
     check_inputs(described, points)
     check_shifts(points)
     supervisor.supervise(may_need_cluster(described.resources))
@@ -258,7 +263,9 @@ for _group, _commands in GROUPS.items():
         app.command(cls=_Command, rich_help_panel=_group)(_command)
 
 
-def _planned(config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False) -> Plan:
+def _planned(
+    config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False, matched: str | None = None
+) -> Plan:
     """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
     from pipeline.endpoint.keys import withdraw_keys
     from pipeline.mark.mark import check_scored
@@ -268,6 +275,10 @@ def _planned(config: str, overrides: list[str] | None, limit: int | None, labell
 
     supervisor.supervise(_may_import(config, overrides or ()))
     audit = load_config(config, overrides or (), labelled)
+    if matched is not None:
+        from pipeline.plan.matching import check_matched
+
+        check_matched(audit, matched)
     withdraw_keys(audit.models)
     heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)

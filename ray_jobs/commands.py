@@ -215,7 +215,7 @@ def joint(
 
     store = open_output(output, JOINT_FILE)
     opened = [open_finished(run) for run in runs]
-    with joint_documents(opened, selection, shared) as (summaries, rows, common):
+    with joint_documents(opened, selection, alpha, shared) as (summaries, rows, common):
         answer = decide_jointly(opened, summaries, rows, common, alpha)
         write_joint(store, answer, rows)
     terminal.show(json_, {**answer.report.plain(), "folder": store.url}, terminal.print_joint, answer.report, store.url)
@@ -253,14 +253,15 @@ def rank(
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
     from pipeline.compare.comparison import open_output
     from pipeline.compare.finished_runs import open_finished
-    from pipeline.compare.items import clean_items
+    from pipeline.compare.items import check_clean, clean_items
     from pipeline.compare.ranking import RANKING_FILE, rank_models
     from pipeline.compare.results import read_all_results, task_inputs
 
     store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
     runs = [open_finished(one) for one in run]
-    clean, items = clean_items(runs, selection, alpha)
+    check_clean(runs, selection, alpha)
     read = read_all_results(results, metric, filter_, id_field)
+    clean, items = clean_items(runs, selection, alpha)
     ranking = rank_models(clean, items, read, runs, inputs, store)
     terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
 
@@ -376,7 +377,7 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
     """Raise errors of a run directory or of new settings for it before slow imports, as `_planned` does."""
     from pipeline.plan.description import build_config
     from pipeline.run.machine import may_need_cluster
-    from pipeline.run.manifest import read_run
+    from pipeline.run.manifest import check_changed, read_run
     from pipeline.store.files import Store
 
     manifest, _ = read_run(Store(run))
@@ -384,5 +385,6 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
         raise UserError(
             f"{run} compares documents of known membership, without selections: the same seenset evaluate finishes it"
         )
-    build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
+    config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
+    check_changed(manifest.config, config)
     supervise(may_need_cluster(manifest.config.resources))

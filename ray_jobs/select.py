@@ -22,7 +22,7 @@ from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.report.page import rewrite_report, write_report
 from pipeline.run.history import answer_names
-from pipeline.run.manifest import read_run
+from pipeline.run.manifest import check_changed, read_run
 from pipeline.run.scored import Scored, ShardMap, check_budget, each_in_turn, read_scored
 from pipeline.run.status import made_answer
 from pipeline.run.summary import Summary
@@ -56,12 +56,7 @@ def select_again(
     store = Store(run)
     manifest, shards = read_run(store)
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides)
-    changed = {key for key in AuditConfig.model_fields if getattr(config, key) != getattr(manifest.config, key)}
-    refused = sorted(changed - {"selections", "overlap", "error_budget"})
-    if refused:
-        raise UserError(
-            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
-        )
+    check_changed(manifest.config, config)
     with keys_withdrawn(config.models), RunLock(store) as lock:
         store = lock.held
         store.begin()
@@ -89,15 +84,15 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of
             them.
     """
+    if blocks is not None and read_run(Store(run))[0].config.corpus.versions is not None:
+        raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
     with _answered(run) as (config, scored, limit):
         check_budget(config, scored)
         fold = shard_mapper(scored.store, True)
         if config.corpus.versions is None:
             verdict = judge_collection(config, scored, limit, fold, blocks)
-        elif blocks is None:
-            verdict = judge_versions(config, scored, limit, fold)
         else:
-            raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
+            verdict = judge_versions(config, scored, limit, fold)
         verdict = write_verdict(scored.store, verdict)
         rewrite_report(scored.store)
     return verdict

@@ -91,26 +91,16 @@ def score(
         >>> scores["problem"].to_pylist()
         [None, None, 'empty: nothing but white space']
     """
-    _check_kinds(model, texts, detectors)
-    texts, ids = list(texts), None if ids is None else list(ids)
-    parsed = parse_detectors(list(detectors))
-    for detector in parsed:
-        if any(needed not in (FORWARD, LOWERCASE, GRADIENT) for needed in detector.needs):
-            raise UserError(
-                f"seenset.score runs the model's own passes over a text, and detector {detector.column} needs more: "
-                "use seenset.audit"
-            )
-    if max_tokens < 2:
-        raise UserError(f"max_tokens must be at least 2, got {max_tokens}")
-    if ids is not None and len(ids) != len(texts):
-        raise UserError(f"ids must be one per text, got {len(ids)} ids for {len(texts)} texts")
-    if isinstance(model, (str, PathLike)):
-        model = ModelConfig(path=str(model))
-    lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
-    check_causal(lm, getattr(lm.model, "name_or_path", "") or "opened elsewhere")
-    use_fused_attention(lm.device)
-    output, worker = Output(), _scorer(lm, parsed, list(detectors), max_tokens, batch_tokens)
-    names = [str(index) if ids is None else str(ids[index]) for index in range(len(texts))]
+    check_model_kind(model)
+    _check_kinds(texts, detectors)
+    texts, entries = list(texts), list(detectors)
+    parsed = _own_passes(entries)
+    names = [str(name) for name in (range(len(texts)) if ids is None else ids)]
+    if len(names) != len(texts):
+        raise UserError(f"ids must be one per text, got {len(names)} ids for {len(texts)} texts")
+    _check_sizes(max_tokens, batch_tokens)
+    lm = _opened(model)
+    output, worker = Output(), _scorer(lm, parsed, entries, max_tokens, batch_tokens)
     documents = []
     for number, (name, text) in enumerate(zip(names, texts, strict=True)):
         if (problem := text_problem(text)) is not None:
@@ -128,8 +118,14 @@ def score(
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
 
-def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
-    """Refuse a model, texts or detectors of a type that `score` does not accept. Raises UserError."""
+def check_model_kind(model: Any) -> None:
+    """Refuse a model of a type that `score` does not accept. Raises UserError."""
+    if not isinstance(model, (str, PathLike, ModelConfig, LanguageModel)):
+        raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
+
+
+def _check_kinds(texts: Any, detectors: Any) -> None:
+    """Refuse texts or detectors of a type that `score` does not accept. Raises UserError."""
     if isinstance(texts, (str, bytes)):
         raise UserError(f"texts must be a sequence of texts, got one {type(texts).__name__}; write [text] to score one")
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping):
@@ -137,8 +133,36 @@ def _check_kinds(model: Any, texts: Any, detectors: Any) -> None:
     if isinstance(detectors, (str, Mapping)) or not isinstance(detectors, Iterable):
         guess = f"; write [{detectors!r}]" if isinstance(detectors, (str, Mapping)) else ""
         raise UserError(f"detectors must be a sequence, got {detectors!r}{guess}")
-    if not isinstance(model, (str, PathLike, ModelConfig, LanguageModel)):
-        raise UserError(f"model must be a path, a ModelConfig or an opened model, got {type(model).__name__}")
+
+
+def _check_sizes(max_tokens: int, batch_tokens: int | None) -> None:
+    """Refuse numbers of tokens outside their limits. Raises UserError."""
+    if max_tokens < 2:
+        raise UserError(f"max_tokens must be at least 2, got {max_tokens}")
+    if batch_tokens is not None and batch_tokens < 1:
+        raise UserError(f"batch_tokens must be at least 1, got {batch_tokens}")
+
+
+def _own_passes(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:
+    """The detectors, which read only the model's own passes over a text. Raises UserError otherwise."""
+    parsed = parse_detectors(entries)
+    for detector in parsed:
+        if any(needed not in (FORWARD, LOWERCASE, GRADIENT) for needed in detector.needs):
+            raise UserError(
+                f"seenset.score runs the model's own passes over a text, and detector {detector.column} needs more: "
+                "use seenset.audit"
+            )
+    return parsed
+
+
+def _opened(model: str | PathLike[str] | ModelConfig | LanguageModel) -> LanguageModel:
+    """The model, on a GPU if there is one. Raises UserError if it cannot be opened, or predicts no next token."""
+    if isinstance(model, (str, PathLike)):
+        model = ModelConfig(path=str(model))
+    lm = model if isinstance(model, LanguageModel) else open_model(model, gpus=int(torch.cuda.is_available()))
+    check_causal(lm, getattr(lm.model, "name_or_path", "") or "opened elsewhere")
+    use_fused_attention(lm.device)
+    return lm
 
 
 def _scorer(
@@ -256,25 +280,13 @@ def select(
     """
     values: dict[Role, Any] = {"audit": scores, "unseen": unseen, "seen": seen}
     tables = {role: _table_of(value, role) for role, value in values.items() if value is not None}
-    selection = build(
-        SelectionConfig,
-        {
-            "name": "selection",
-            "direction": direction,
-            "detectors": _columns(tables, detectors, procedure),
-            "procedure": procedure,
-            "alpha": alpha,
-            "calibration": calibration,
-            "calibrate": calibrate,
-            "delta": delta,
-            "lambda": lambda_,
-            "ties": ties,
-            "weights": weights,
-            "step_up": step_up,
-            "reconformal": reconformal,
-            "confidence": confidence,
-        },
-    )
+    settings = {
+        "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
+        "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "delta": delta,
+        "lambda": lambda_, "ties": ties, "weights": weights, "step_up": step_up, "reconformal": reconformal,
+        "confidence": confidence,
+    }  # fmt: skip
+    selection = build(SelectionConfig, settings)
     check_settings(selection, "seenset.select")
     _check_roles(selection, tables)
     answer = _answer(selection, tables, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
@@ -37,7 +37,7 @@ from pipeline.selection.version_scores import (
     redraw_p_value,
     uniformity_p_value,
 )
-from seenset.notebook import score
+from seenset.notebook import check_model_kind, score
 from seenset.runs import UnsupportedWarning
 
 
@@ -201,21 +201,13 @@ def audit_versions(
         >>> answer.selected.size, len(answer.left_out)
         (20, 0)
     """
+    settings = _Settings(_checked_alpha(alpha), seed, MIRROR, drawn_first)
+    models = [(1.0, model), *([] if reference is None else [(-1.0, reference)])]
+    for _, one in models:
+        check_model_kind(one)
     if not versions.ids:
         raise UserError("versions: there is no document; seenset mark leaves out those with fewer than 5 sites")
-    texts = [text for one in versions.texts for text in one]
-    values = np.zeros(len(texts))
-    problems = [""] * len(texts)
-    for sign, opened in ((1.0, model), (-1.0, reference)):
-        if opened is None:
-            continue
-        table = score(opened, texts, [detector], max_tokens=max_tokens)
-        values += sign * table.column(2).to_numpy(zero_copy_only=False)
-        for row, (problem, count) in enumerate(
-            zip(table["problem"].to_pylist(), table["n_tokens"].to_pylist(), strict=True)
-        ):
-            cut = f"a version reaches max_tokens {max_tokens}" if count is not None and count >= max_tokens else ""
-            problems[row] = problems[row] or problem or cut
+    values, problems = _score_texts(models, [text for one in versions.texts for text in one], detector, max_tokens)
     sizes = [len(one) for one in versions.texts]
     left_out: dict[str, str] = {}
     for place, problem in zip(np.repeat(np.arange(len(sizes)), sizes), problems, strict=True):
@@ -225,9 +217,41 @@ def audit_versions(
     if not keep.any():
         raise UserError(f"versions: no document can be scored ({next(iter(left_out.values()), 'there is none')})")
     kept, scores = versions.kept(keep), values[np.repeat(keep, sizes)]
-    answer = _answer(kept, scores, _Settings(alpha, seed, MIRROR, drawn_first), left_out)
+    answer = _answer(kept, scores, settings, left_out)
     _warn(answer)
     return answer
+
+
+def _score_texts(
+    models: Sequence[tuple[float, str | PathLike[str] | ModelConfig | LanguageModel]],
+    texts: Sequence[str],
+    detector: str | dict[str, dict[str, Any]],
+    max_tokens: int,
+) -> tuple[np.ndarray, list[str]]:
+    """Scores of texts by several models, added up.
+
+    Args:
+        models: factor and model.
+        texts: the texts.
+        detector: the detector.
+        max_tokens: a text that reaches this many tokens has no score.
+
+    Returns:
+        float64 (texts,), and why a text has no score: an empty string where it has one.
+
+    Raises:
+        UserError: the errors of `seenset.score`.
+    """
+    values, problems = np.zeros(len(texts)), [""] * len(texts)
+    for factor, model in models:
+        table = score(model, texts, [detector], max_tokens=max_tokens)
+        values += factor * table.column(2).to_numpy(zero_copy_only=False)
+        for row, (problem, count) in enumerate(
+            zip(table["problem"].to_pylist(), table["n_tokens"].to_pylist(), strict=True)
+        ):
+            cut = f"a version reaches max_tokens {max_tokens}" if count is not None and count >= max_tokens else ""
+            problems[row] = problems[row] or problem or cut
+    return values, problems
 
 
 def select_versions(
@@ -274,7 +298,8 @@ def select_versions(
         >>> answer.selected.nonzero()[0].tolist()
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     """
-    answer = _answer(versions, scores, _Settings(alpha, seed, z, drawn_first), dict(left_out or {}))
+    settings = _Settings(_checked_alpha(alpha), seed, z, drawn_first)
+    answer = _answer(versions, scores, settings, dict(left_out or {}))
     _warn(answer)
     return answer
 
@@ -283,18 +308,22 @@ def select_versions(
 class _Settings:
     """The settings of `select_versions`."""
 
-    alpha: float
+    alpha: float  # in (0, 1)
     seed: int
     z: int
     drawn_first: bool
 
 
-def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict[str, str]) -> VersionsAnswer:
-    """The answer for some documents with scores. Raises UserError as `select_versions`."""
+def _checked_alpha(alpha: float) -> float:
+    """The error rate. Raises UserError if it is outside (0, 1)."""
     try:
-        alpha = checked_alpha(settings.alpha)
+        return checked_alpha(alpha)
     except ValueError as error:
         raise UserError(f"alpha {error}") from None
+
+
+def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict[str, str]) -> VersionsAnswer:
+    """The answer for some documents with scores. Raises UserError as `select_versions`."""
     values = np.asarray(scores, dtype=np.float64)
     sizes = np.array([len(texts) for texts in versions.texts], dtype=np.int64)
     if values.shape != (int(sizes.sum()),):
@@ -302,7 +331,7 @@ def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict
     draws = _draws(versions, settings.drawn_first)
     used = np.array([name not in draws.left_out for name in versions.ids], dtype=bool)
     scored = preference_residuals(_scores(versions.kept(used), values[np.repeat(used, sizes)]))
-    exact = Fraction(repr(float(alpha)))
+    exact = Fraction(repr(float(settings.alpha)))
     answer = mirrored_list(scored, exact, settings.seed, settings.z)
     ranks, selected = np.zeros(used.size, dtype=np.int64), np.zeros(used.size, dtype=bool)
     ranks[used], selected[used] = answer.ranks, answer.selected
@@ -315,7 +344,7 @@ def _answer(versions: Versions, scores: Any, settings: _Settings, left_out: dict
     return VersionsAnswer(
         pa.table(columns),
         selected,
-        float(alpha),
+        float(settings.alpha),
         redraw_p_value(scored, settings.seed),
         uniformity_p_value(answer.ranks, scored.sizes),
         fewest_versions(exact, scored.sizes, settings.z),

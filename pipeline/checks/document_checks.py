@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.checks.blind import TOKENS, WORDS, BlindTest, blind_file, blind_test, untested
+from pipeline.checks.blind import BlindTest, blind_file, blind_test, untested
 from pipeline.checks.dependence_plan import BlockCounts
 from pipeline.checks.input_findings import InputFindings, Undecodable
 from pipeline.checks.shuffle import DrawsPreview
@@ -93,25 +93,21 @@ def checks_file(shards: Sequence[Shard], seed: int) -> str:
 def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest:
     """The blind test of a role, made once per run because the texts may be gone later.
 
-    One of version 0.10, which saw words of scripts with blanks alone, is made again while the texts can be read.
-
     Raises:
         UserError: the file of an earlier test was written by another version.
     """
     name = blind_file(role)
-    earlier = None
     try:
-        earlier = read_part(scored.store, name, BlindTest)
+        if (earlier := read_part(scored.store, name, BlindTest)) is not None:
+            return earlier
     except DamagedError as error:
         _log.warning(made_again_note(error, "the test is"))
-    if earlier is not None and ("shared" in earlier.model_fields_set or earlier.by not in (WORDS, TOKENS)):
-        return earlier
     shards = list(scored.shards.values())
     before = stored_preflight(scored.store, shards, config.seed)
     try:
         test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
     except UserError as error:
         sentence = untested(role, str(error), config.corpus.units)
-        return earlier or BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)
+        return BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)
     write_part(scored.store, name, test)
     return test

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pipeline.compare import texts as wording
 from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, read_answer_tables, run_record
-from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents
+from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents, joint_level
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
@@ -48,6 +48,32 @@ class Item:
     clean: bool
 
 
+def check_clean(runs: Sequence[FinishedRun], selection: str | None, alpha: float | None) -> str:
+    """Check what is asked of `clean_items`, before a document is read.
+
+    Returns:
+        The name of the selection.
+
+    Raises:
+        UserError: no such selection, direction members, alpha given for one run, or outside (0, 1).
+    """
+    name = chosen_selection(runs, selection)
+    for run in runs:
+        if (direction := run.summary(name).direction) != "clean":
+            raise UserError(
+                f"selection {name} of {run.store.url} has direction {direction}: only direction clean selects "
+                "items that are clean; not to be selected as a member proves nothing"
+            )
+    if len(runs) > 1:
+        joint_level([run.summary(name) for run in runs], alpha)
+    elif alpha is not None:
+        raise UserError(
+            f"one run's selection has another alpha, {runs[0].summary(name).alpha:g}: repeat it with seenset select "
+            f"{runs[0].store.url}"
+        )
+    return name
+
+
 def clean_items(
     runs: Sequence[FinishedRun], selection: str | None, alpha: float | None
 ) -> tuple[CleanItems, list[Item]]:
@@ -61,24 +87,14 @@ def clean_items(
         alpha: alpha of a joint selection; None: that of the selections.
 
     Raises:
-        UserError: direction members, runs that audited different documents, or alpha given for one run.
+        UserError: the errors of `check_clean`, or runs that audited different documents.
     """
-    name = chosen_selection(runs, selection)
-    for run in runs:
-        if (direction := run.summary(name).direction) != "clean":
-            raise UserError(
-                f"selection {name} of {run.store.url} has direction {direction}: only direction clean selects "
-                "items that are clean; not to be selected as a member proves nothing"
-            )
-    return _alone(runs[0], name, alpha) if len(runs) == 1 else _together(runs, name, alpha)
+    name = check_clean(runs, selection, alpha)
+    return _alone(runs[0], name) if len(runs) == 1 else _together(runs, name, alpha)
 
 
-def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems, list[Item]]:
+def _alone(run: FinishedRun, name: str) -> tuple[CleanItems, list[Item]]:
     summary = run.summary(name)
-    if alpha is not None:
-        raise UserError(
-            f"one run's selection has another alpha, {summary.alpha:g}: repeat it with seenset select {run.store.url}"
-        )
     items = _items(run, summary)
     n_clean, limit = sum(item.clean for item in items), run.manifest.limit
     limited = [] if limit is None else [wording.first_of_role(limit)]
@@ -94,7 +110,7 @@ def _alone(run: FinishedRun, name: str, alpha: float | None) -> tuple[CleanItems
 
 def _together(runs: Sequence[FinishedRun], name: str, alpha: float | None) -> tuple[CleanItems, list[Item]]:
     clean: set[str] = set()
-    with joint_documents(runs, name, False) as (summaries, rows, shared):
+    with joint_documents(runs, name, alpha, False) as (summaries, rows, shared):
         answer = decide_jointly(runs, summaries, rows, shared, alpha)
         for part in rows.parts():
             p = np.stack([table["p_value"].to_numpy() for table in part.shared])

@@ -133,12 +133,13 @@ class JointAnswer:
 
 @contextlib.contextmanager
 def joint_documents(
-    runs: Sequence[FinishedRun], selection: str | None, on_shared: bool
+    runs: Sequence[FinishedRun], selection: str | None, alpha: float | None, on_shared: bool
 ) -> Iterator[tuple[list[Summary], JoinedRuns, Shared]]:
     """The documents of several runs for a joint selection: summaries, joined rows, and the shared documents.
 
     Raises:
-        UserError: fewer than 2 runs, selections that cannot be joined, or different documents without `on_shared`.
+        UserError: fewer than 2 runs, selections or an alpha that cannot be joined, or different documents without
+            `on_shared`.
     """
     if len(runs) < 2:
         raise UserError(f"a joint selection needs at least 2 runs, got {len(runs)}; one run has its own selections")
@@ -147,6 +148,7 @@ def joint_documents(
     name = chosen_selection(runs, selection)
     summaries = [run.summary(name) for run in runs]
     _check_selections(runs, summaries)
+    joint_level(summaries, alpha)  # before a document is read
     with joined_runs(runs, summaries) as rows:
         shared = rows.count()
         refuse_different(shared, on_shared)
@@ -194,7 +196,7 @@ def decide_jointly(
     Raises:
         UserError: alpha outside (0, 1), selections with different alphas and none given, or damaged p-values.
     """
-    level = _level(summaries, alpha)
+    level = joint_level(summaries, alpha)
     evidence = [
         JointEvidence.of(summary.n_calibration, shared.n_shared, level, calibration_of(summary.calibration).grouped)
         for summary in summaries
@@ -211,7 +213,8 @@ def decide_jointly(
     return JointAnswer(report, evidence, *cuts)
 
 
-def _level(summaries: Sequence[Summary], alpha: float | None) -> Fraction:
+def joint_level(summaries: Sequence[Summary], alpha: float | None) -> Fraction:
+    """The alpha of a joint selection; None: that of the selections. Raises UserError as `decide_jointly`."""
     levels = sorted({summary.alpha for summary in summaries})
     if alpha is None and len(levels) > 1:
         raise UserError(f"the selections have alpha {' and '.join(f'{one:g}' for one in levels)}: set --alpha")

@@ -321,8 +321,9 @@ def _set(node: Any, keys: Sequence[str], depth: int, value: Any, source: str) ->
     if isinstance(node, list):
         if key != "*" and key not in map(str, range(len(node))):
             where, last_one = ".".join(keys[:depth]), len(node) - 1
-            places = f"0 to {last_one}, or * for all" if last_one > 0 else "0" if last_one == 0 else "none"
-            raise UserError(f"{source}: {where} is a list and has no entry {key[:50]!r}; entries: {places}")
+            several = f"its entries are 0 to {last_one}, or * for all"
+            places = several if last_one > 0 else "its only entry is 0" if last_one == 0 else "it is empty"
+            raise UserError(f"{source}: {where} is a list and has no entry {key[:50]!r}; {places}")
         for index in range(len(node)) if key == "*" else [int(key)]:
             if last:
                 node[index] = value

@@ -397,6 +397,12 @@ PICTURE_BYTES = 1 << 18, 1 << 26
 """The limits for pictures: one takes as long as some hundred words, and a hundred times their bytes."""
 
 
+def check_limit(limit: int | None) -> None:
+    """Check the maximum number of documents, before an input is listed. Raises UserError: it is below 1."""
+    if limit is not None and limit < 1:
+        raise UserError(f"--limit must be at least 1, got {limit}")
+
+
 def plan_shards(
     corpus: CorpusConfig,
     inputs: Sequence[InputFile],
@@ -418,8 +424,7 @@ def plan_shards(
     Raises:
         UserError: a limit below 1, or invalid labels.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"--limit must be at least 1, got {limit}")
+    check_limit(limit)
     if (labelled := corpus.labelled) is not None:
         files = [entry for entry in inputs if entry.role == "unseen"]  # each is also an input of role seen
         labels = (label for entry in files for label in read_labels(whole_shard(entry, labelled, transform, limits)))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Self
+
+from pipeline.config.retired import retired
+from pipeline.errors import UserError
 
 
 class Reason(StrEnum):
@@ -46,3 +50,25 @@ class Reason(StrEnum):
 
 FAULTS = (Reason.MODEL_ERROR, Reason.OUT_OF_MEMORY, Reason.NON_FINITE_SCORE)
 """Reasons of code, models and devices, which may not recur in another attempt. All others depend on the document."""
+
+ALL = "all"
+"""Every one of `FAULTS`."""
+
+
+def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
+    """The reasons for which documents are retried.
+
+    Args:
+        reasons: some of `FAULTS`, or `ALL`.
+
+    Raises:
+        UserError: a reason that would recur in another attempt.
+    """
+    for reason in reasons:
+        if (line := retired("reason", reason)) is not None:
+            raise UserError(line)
+        if reason not in (*FAULTS, ALL):
+            known = ", ".join((*FAULTS, ALL))
+            why = next((f" ({one.sentence.removesuffix('.')})" for one in Reason if one == reason), "")
+            raise UserError(f"--retry must be one of {known}, got {reason!r}{why}: others would recur")
+    return FAULTS if ALL in reasons else tuple(dict.fromkeys(reasons))

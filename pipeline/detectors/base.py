@@ -17,7 +17,7 @@ from pydantic.errors import PydanticUserError
 from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
-from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, place_of_error
+from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, is_built_in, place_of_error
 from pipeline.errors import UserError, error_line, nearest, number_meant
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
@@ -220,7 +220,7 @@ def _named_error(detector: Detector, error: Exception) -> DetectorError | None:
     """An error of a plugin's function with its detector and place; None for others, and those of memory and devices."""
     module = _registry.modules.get(detector.name, BUILT_IN)
     of_torch = type(error).__module__.partition(".")[0] == "torch"
-    if module.split(".")[0] == BUILT_IN or of_torch or isinstance(error, (UserError, MemoryError, DetectorError)):
+    if is_built_in(module) or of_torch or isinstance(error, (UserError, MemoryError, DetectorError)):
         return None
     text = error_line(error)
     where = place_of_error(module, error)
@@ -341,9 +341,9 @@ def is_detector(name: str) -> bool:
     return name in _registry
 
 
-def detector_names() -> list[str]:
-    """The names of all registered detectors, in the order of registration."""
-    return list(_registry)
+def detector_names(built_in: bool = False) -> list[str]:
+    """The names of all registered detectors, in the order of registration; if `built_in`, without those of plugins."""
+    return [name for name in _registry if not built_in or is_built_in(_registry.modules[name])]
 
 
 def detector_modules(detectors: Iterable[Detector]) -> dict[str, str]:

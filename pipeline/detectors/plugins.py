@@ -78,7 +78,7 @@ class Registry(dict[str, Entry]):
         """
         holder = self.modules.get(name, module)
         if holder != module:
-            taken = "is built in" if _is_built_in(holder) else f"is taken by {display_module(holder)}"
+            taken = "is built in" if is_built_in(holder) else f"is taken by {display_module(holder)}"
             raise UserError(f"{self.kind} {name}: the name {taken}; rename the function")
         self[name] = entry
         self.modules[name] = module
@@ -278,7 +278,7 @@ def code_digests(plugins: Iterable[Plugin], modules: Iterable[str]) -> dict[str,
     known = list(plugins)
     code = {}
     for module in modules:
-        if not _is_built_in(module):
+        if not is_built_in(module):
             plugin = next((plugin for plugin in known if plugin.holds(module)), Plugin(module, None))
             code[plugin.label] = _digest(plugin)
     return code
@@ -306,7 +306,7 @@ def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> N
     Raises:
         UserError: the module is neither built in, nor imported by the configuration, nor an entry point of a package.
     """
-    if _is_built_in(module) or any(plugin.holds(module) for plugin in plugins):
+    if is_built_in(module) or any(plugin.holds(module) for plugin in plugins):
         return  # avoids reading the metadata of all installed packages
     packages = [Plugin(entry.module, None) for entry in entry_points(group=GROUP)]
     if not any(plugin.holds(module) for plugin in packages):
@@ -315,5 +315,6 @@ def check_reaches_workers(who: str, module: str, plugins: Iterable[Plugin]) -> N
         )
 
 
-def _is_built_in(module: str) -> bool:
+def is_built_in(module: str) -> bool:
+    """Whether a module is of this package."""
     return module.split(".")[0] == BUILT_IN

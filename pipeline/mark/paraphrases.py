@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 import torch
 
@@ -30,19 +31,19 @@ def paraphrasing(config: ParaphraserConfig, k: int, seed: int) -> Drawer:
     """A function that draws k paraphrases of each document; it uses the first GPU if there is one.
 
     Args:
-        config: configuration of the model, which is loaded here.
+        config: configuration of the model, which is opened at the first document.
         k: number of versions of each document.
         seed: seed of the collection.
 
-    Raises:
-        UserError: the model cannot be loaded or has too few positions for a text.
+    Returns:
+        The function, which raises UserError if the model cannot be opened or has too few positions for a text.
     """
-    model = open_paraphraser(config, gpus=float(torch.cuda.is_available()))
+    opened = cache(partial(open_paraphraser, config, gpus=float(torch.cuda.is_available())))
     run_seed = int.from_bytes(derived(seed, "paraphrases", "")[:7], "big")
 
     def draw(documents: Sequence[tuple[str, str]]) -> list[Versions | str]:
         texts = [(id_key(doc_id), text) for doc_id, text in documents]
-        results = draw_paraphrases(model, texts, k, drawing(config), run_seed)
+        results = draw_paraphrases(opened(), texts, k, drawing(config), run_seed)
         return [_versions(result.texts, k) if isinstance(result, Draws) else result.message for result in results]
 
     return draw

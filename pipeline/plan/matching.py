@@ -153,6 +153,20 @@ class Matched:
         return {"role": self.role, "path": self.path, "documents": self.count, "of": self.total, **plain}
 
 
+def check_matched(config: AuditConfig, folder: str) -> None:
+    """Check, before an input is listed, that documents can be matched and written.
+
+    Raises:
+        UserError: the documents have no words, or the folder is a file.
+    """
+    if not config.corpus.has_text:
+        raise UserError("documents are matched by their words, and no text is given: add text: COLUMN to every role")
+    if config.corpus.has_pictures:
+        raise UserError("documents are matched by their words, and these are pictures: choose others by hand")
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UserError(f"--matched: {folder} is a file, and the documents are written into a folder")
+
+
 def write_matched(plan: Plan, folder: str) -> list[Matched]:
     """Write, for each known role that calibrates, the subset of its documents that resembles the audited ones.
 
@@ -170,10 +184,7 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
         UserError: fewer than 20 readable documents of a role, a missing or damaged file, a folder that cannot be
             written.
     """
-    if not plan.config.corpus.has_text:
-        raise UserError("documents are matched by their words, and no text is given: add text: COLUMN to every role")
-    if plan.config.corpus.has_pictures:
-        raise UserError("documents are matched by their words, and these are pictures: choose others by hand")
+    check_matched(plan.config, folder)
     return [_write_role(plan, role, folder) for role in calibrating(plan.config)]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.base import Continuations, Detector, Evidence, Pass, detector_modules, plan_passes
-from pipeline.detectors.plugins import BUILT_IN, display_module
+from pipeline.detectors.plugins import display_module, is_built_in
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import IncompleteError, UserError, error_line
 from pipeline.passes.forward import TokenStatistics
@@ -62,7 +62,7 @@ def check_plugins(config: AuditConfig) -> list[str]:
     passes = plan_passes(detectors)
     lines = []
     for one in detectors:
-        modules = [module for module in detector_modules([one]).values() if module.split(".")[0] != BUILT_IN]
+        modules = [module for module in detector_modules([one]).values() if not is_built_in(module)]
         if modules:
             name = f"detector {one} ({display_module(modules[0])})"
             lines += _isolated(name, partial(_problem_of_detector, one, passes))

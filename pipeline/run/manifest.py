@@ -138,6 +138,23 @@ def read_manifest(store: Store) -> Manifest | None:
     return read_record(store, MANIFEST_FILE, Manifest, OTHER_VERSION, REWRITTEN)
 
 
+def check_changed(scored: AuditConfig, other: AuditConfig) -> None:
+    """Check that two configurations have the same scores.
+
+    Args:
+        scored: configuration of a run.
+        other: that of another selection from its scores.
+
+    Raises:
+        UserError: another setting differs than those of selections; the message names it.
+    """
+    changed = {key for key in AuditConfig.model_fields if getattr(other, key) != getattr(scored, key)}
+    if refused := sorted(changed - {"selections", "overlap", "error_budget"}):
+        raise UserError(
+            f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
+        )
+
+
 def read_run(store: Store) -> tuple[Manifest, list[Shard]]:
     """The manifest and the shard table of a run directory.
 

@@ -14,7 +14,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel, expand_user
 from pipeline.config.paths import check_run_folder, irregular_kind, written
 from pipeline.corpus.formats import by_bytes, format_named, measure_extent
-from pipeline.corpus.inputs import find_inputs, plan_shards
+from pipeline.corpus.inputs import check_limit, find_inputs, plan_shards
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.detectors.base import Pass, plan_passes
 from pipeline.detectors.registry import needed_continuations, parse_detectors
@@ -137,6 +137,7 @@ def make_plan(config: AuditConfig, limit: int | None = None) -> Plan:
     Raises:
         UserError: a bad file or column, a role without documents, a limit below 1.
     """
+    check_limit(limit)
     _check_folder("against", config.against, RUN_OR_LEDGER)
     _check_folder("series.ledger", config.series.ledger if config.series is not None else None, "a folder")
     config, recorded = _with_recorded_models(config)

@@ -9,9 +9,7 @@ from functools import partial
 from itertools import islice
 
 from pipeline.config.corpus import Role
-from pipeline.config.retired import retired
 from pipeline.corpus.documents import ContentDigest, read_shard, text_digest
-from pipeline.corpus.reasons import FAULTS, Reason
 from pipeline.corpus.shard import BY_ID, Shard, shard_index
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Usage
@@ -135,29 +133,6 @@ def _shard_content(shards: Mapping[str, Shard], receipt: Receipt) -> tuple[str, 
     for _ in read_shard(shards[receipt.shard], content):
         pass
     return receipt.shard, content.hexdigest()
-
-
-ALL = "all"
-"""Every one of `FAULTS`."""
-
-
-def check_reasons(reasons: Sequence[str]) -> tuple[str, ...]:
-    """The reasons for which documents are retried.
-
-    Args:
-        reasons: some of `FAULTS`, or `ALL`.
-
-    Raises:
-        UserError: a reason that would recur in another attempt.
-    """
-    for reason in reasons:
-        if (line := retired("reason", reason)) is not None:
-            raise UserError(line)
-        if reason not in (*FAULTS, ALL):
-            known = ", ".join((*FAULTS, ALL))
-            why = next((f" ({one.sentence.removesuffix('.')})" for one in Reason if one == reason), "")
-            raise UserError(f"--retry must be one of {known}, got {reason!r}{why}: others would recur")
-    return FAULTS if ALL in reasons else tuple(dict.fromkeys(reasons))
 
 
 def count_refused(store: Store, reasons: Collection[str]) -> int:

@@ -304,9 +304,7 @@ def _lines(schedule: Schedule, scan: Scan, fresh: bool, run: str, limit: int | N
         lines.append(wording.NOT_GUARANTEED)
     if limit is not None:
         lines.append(wording.SAMPLE)
-    if others and scan.claim.at < others[-1].claim.at:
-        lines += [note for note in schedule.clock_notes() if note.startswith(f"scan {number} ")]
-    return lines
+    return [*lines, *schedule.clock_notes(number)]
 
 
 def _filed(summary: Summary) -> FiledSelection:

@@ -149,12 +149,12 @@ class Schedule:
         """The scan with this key; None where it has no place."""
         return next((scan for scan in self.scans if scan.claim.key == key), None)
 
-    def clock_notes(self) -> list[str]:
-        """One line for each claim that is dated before its predecessor; scans are ordered by number."""
+    def clock_notes(self, slot: int | None = None) -> list[str]:
+        """One line for each claim, or that of one place, dated before its predecessor; scans are ordered by number."""
         return [
             clock_note(later.claim.slot, later.claim.at, earlier.claim.slot, earlier.claim.at)
             for earlier, later in zip(self.scans, self.scans[1:], strict=False)
-            if later.claim.at < earlier.claim.at
+            if later.claim.at < earlier.claim.at and slot in (None, later.claim.slot)
         ]
 
 
@@ -180,7 +180,7 @@ def parse_schedule(entries: Sequence[LedgerEntry], url: str) -> Schedule | None:
     schedule: Schedule | None = None
     for entry in entries:
         where = f"ledger {url}: entry {entry.number}"
-        record = _record(entry.content, where)
+        record = _record(entry, url)
         if schedule is None or isinstance(record, Opening):
             if schedule is not None or not isinstance(record, Opening):
                 raise UserError(f"{where} is no {'claim or result' if schedule else 'opening'}: not a ledger of scans")
@@ -211,14 +211,15 @@ _KINDS: dict[Any, type[Opening] | type[Claim] | type[Filing]] = {
 }
 
 
-def _record(content: dict[str, Any], where: str) -> Opening | Claim | Filing:
+def _record(entry: LedgerEntry, url: str) -> Opening | Claim | Filing:
+    content, where = entry.content, f"ledger {url}: entry {entry.number}"
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise UserError(f"{where} is not an entry of a schedule of scans: kind {kind!r}, known: {', '.join(_KINDS)}")
     if kind == "opening" and content.get("rule") in ("prds", "e-lond"):
         raise UserError(
-            f"{where.partition(': ')[0]}: this schedule has rule {content['rule']}: finish it with version 0.10; a new "
-            "ledger is a new error rate"
+            f"ledger {url}: this schedule has rule {content['rule']}: finish it with version 0.10; a new ledger is a "
+            "new error rate"
         )
     if content.get("schema") not in (1, _KINDS[kind].model_fields["schema_"].default):
         raise UserError(

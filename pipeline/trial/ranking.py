@@ -17,7 +17,7 @@ from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, of_numbers, readable, shown
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
-from pipeline.trial.config import TrialConfig
+from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.repeats import Pool, Repeat, mean_estimate, repeats
 from pipeline.trial.texts import ACCURACY_TITLE, AGREEMENT_TITLE
 
@@ -33,6 +33,37 @@ class Results:
     correct: np.ndarray  # float64 in [0, 1], (models, documents of the trial); NaN without a result
 
 
+def check_ranking(points: Sequence[Point], path: str) -> None:
+    """Check what a ranking needs, before the documents of the trial are read.
+
+    Args:
+        points: points of the trial.
+        path: as in `read_results`.
+
+    Raises:
+        UserError: a point without a selection of direction clean, or the errors of `read_results` without documents.
+    """
+    for point in points:
+        _clean_selections(point.config)
+    _read_models(path)
+
+
+def _read_models(path: str) -> dict[str, dict[str, float]]:
+    """The results of at least two models, by model and item."""
+    results = read_results_table(path)
+    if len(results) < 2:
+        raise UserError(f"a ranking needs results of at least 2 models, {path} has {len(results)}")
+    return results
+
+
+def _clean_selections(config: TrialConfig) -> list[int]:
+    """The positions of the selections of direction clean."""
+    chosen = [i for i, selection in enumerate(config.selections) if selection.direction == "clean"]
+    if not chosen:
+        raise UserError("--ranking needs a selection with direction clean; all of this trial have direction members")
+    return chosen
+
+
 def read_results(path: str, ids: Sequence[str]) -> Results:
     """Read per-item results: a Parquet file with columns model, item and correct (a bool or a share).
 
@@ -44,10 +75,8 @@ def read_results(path: str, ids: Sequence[str]) -> Results:
         UserError: no such file or column, an item that is not a document, two results of one item, a value outside
             [0, 1], or fewer than 2 models.
     """
-    results = read_results_table(path)
+    results = _read_models(path)
     models = list(results)
-    if len(models) < 2:
-        raise UserError(f"a ranking needs results of at least 2 models, {path} has {len(models)}")
     column_values = {name: i for i, name in enumerate(ids)}
     correct = np.full((len(models), len(ids)), np.nan)
     for row, values in enumerate(results.values()):
@@ -75,9 +104,7 @@ def ranking_rows(
     Raises:
         UserError: no selection of direction clean, or an audited item without a result of a model.
     """
-    chosen = [i for i, selection in enumerate(config.selections) if selection.direction == "clean"]
-    if not chosen:
-        raise UserError("--ranking needs a selection with direction clean; all of this trial have direction members")
+    chosen = _clean_selections(config)
     accuracies: dict[int, list[list[np.ndarray]]] = {i: [[] for _ in pools] for i in chosen}
     joint: dict[int, list[np.ndarray]] = {i: [] for i in chosen}
     for together in zip(*(repeats(pool, config, model) for model, pool in enumerate(pools)), strict=True):

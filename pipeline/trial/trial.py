@@ -58,7 +58,7 @@ from pipeline.trial import trial_page as page
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, trial_audit
 from pipeline.trial.progress import TrialProgress
-from pipeline.trial.ranking import Results, ranking_rows, ranking_tables, read_results
+from pipeline.trial.ranking import Results, check_ranking, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, align_scores, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
 from pipeline.trial.trial_documents import Documents, check_inputs, read_documents
@@ -216,6 +216,8 @@ def carry_out(
     Raises:
         UserError: bad input (exit 2), an incomplete audit (3), or a folder that another driver has locked (75).
     """
+    if results is not None:
+        check_ranking(points, results)
     check_inputs(config, points)
     check_shifts(points)
     store, work = Store(config.run), Store(config.work_folder)

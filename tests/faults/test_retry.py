@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.corpus.reasons import FAULTS
+from pipeline.corpus.reasons import FAULTS, check_reasons
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import spent_before
 from pipeline.errors import ExitCode, StopError
 from pipeline.plan.description import load_config
 from pipeline.run.manifest import read_run
-from pipeline.run.repair import check_reasons, withdraw_refused
+from pipeline.run.repair import withdraw_refused
 from pipeline.stages.registry import ANSWER_FOLDERS, plan_stages
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts

@@ -28,7 +28,7 @@ TEXTS = [sentence(i) for i in range(8)]
         (".".join("a" * 20_000) + "=1", "at most 100 keys, got 20,000"),
         ("." * 20_000 + "=1", "at most 100 keys, got 20,001"),
         (f"selections.{DIGITS}.alpha=1", "selections is a list and has no entry"),
-        ("selections.².alpha=1", "selections is a list and has no entry '²'; entries: 0"),
+        ("selections.².alpha=1", "selections is a list and has no entry '²'; its only entry is 0"),
     ],
     ids=["dots", "only dots", "a long place", "a place in superscript"],
 )

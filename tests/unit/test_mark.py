@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import transformers
 
 from pipeline.errors import UserError
 from pipeline.mark.mark import Marked, MarkRequest, check_private, check_scored, derived, mark_documents, shown_edits
@@ -386,6 +387,21 @@ def test_the_command_prints_what_a_person_checks_and_refuses_a_wrong_option(tmp_
     assert not (tmp_path / "dated").exists()
     here(capsys, *arguments, "--date", "2026-01-31")
     assert json.loads((tmp_path / "dated/commitment.json").read_text())["created"] == "2026-01-31"
+
+
+def test_an_input_that_cannot_be_marked_is_refused_before_the_paraphraser_is_opened(
+    paraphraser: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", texts(4))
+    (tmp_path / "p.yaml").write_text(f"path: {paraphraser['path']}\n")
+    opened: list[Any] = []
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", lambda *given, **more: opened.append(given))
+    arguments = ["mark", path, "--out", tmp_path / "out", "--text", "txt", "--with", tmp_path / "p.yaml"]
+    assert "no column 'txt'" in here(capsys, *arguments, code=2)[1]
+    assert opened == []
 
 
 def test_a_paraphraser_of_a_configuration_writes_the_versions(paraphraser: dict[str, str], tmp_path: Path) -> None:

@@ -122,4 +122,5 @@ def test_too_few_documents_and_a_folder_that_cannot_be_are_one_line(tmp_path: Pa
         assert part in user_error(write_matched, few, str(tmp_path / "matched"))
     enough = plan_of(tmp_path, texts(1, 50, 0.1), texts(2, 50, 0.1))
     (tmp_path / "file").write_text("")
-    assert "cannot write " in user_error(write_matched, enough, str(tmp_path / "file"))
+    assert f"--matched: {tmp_path / 'file'} is a file" in user_error(write_matched, enough, str(tmp_path / "file"))
+    assert "cannot write " in user_error(write_matched, enough, str(tmp_path / "file" / "folder"))

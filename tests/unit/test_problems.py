@@ -100,7 +100,7 @@ def test_a_key_of_other_programs_is_answered_by_the_setting(changed: dict[str, A
         ("model.path=data #2", "a # begins a comment: put the value in quotes within those of the shell"),
         ("corpus.audit.path=*.jsonl", "; put a value that begins with * or & in quotes"),
         ("corpus.audit.text={a} {b}", "; put the value in quotes"),
-        ("selections.members.alpha=.1", "selections is a list and has no entry 'members'; entries: 0"),
+        ("selections.members.alpha=.1", "selections is a list and has no entry 'members'; its only entry is 0"),
     ],
 )
 def test_a_value_that_the_shell_passed_is_answered_by_its_quotes(override: str, end: str) -> None:

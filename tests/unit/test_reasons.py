@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from pipeline.corpus.reasons import FAULTS, Reason
-from pipeline.run.repair import check_reasons
+from pipeline.corpus.reasons import FAULTS, Reason, check_reasons
 from tests.helpers.commands import here, user_error
 from tests.helpers.made_up import MakeAudit
 

@@ -12,10 +12,10 @@ from cluster.preflight import check_command
 from pipeline.config.corpus import CorpusConfig
 from pipeline.config.retired import RETIRED
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.reasons import check_reasons
 from pipeline.detectors.registry import parse_detectors
 from pipeline.plan.description import build_config
 from pipeline.plan.starter import audit_starter
-from pipeline.run.repair import check_reasons
 from pipeline.trial.config import build_trial
 from tests.helpers.commands import refusal, user_error
 

@@ -17,7 +17,7 @@ from pipeline.checks.registry import CHECKS
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import CalibrationName
 from pipeline.corpus.reasons import Reason
-from pipeline.detectors.base import _registry
+from pipeline.detectors.base import detector_names
 from pipeline.errors import ExitCode
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.trial.config import TrialConfig
@@ -67,9 +67,7 @@ def kinds_of_files() -> Iterator[str]:
 COUNTED: dict[str, Callable[[], int]] = {
     "commands": lambda: len(typer.main.get_command(app).commands),  # type: ignore[attr-defined]
     "YAML keys of audit and trial": lambda: len(declared_keys()),
-    "detectors": lambda: len(
-        [name for name, module in _registry.modules.items() if module.startswith("pipeline.") and name != "from_column"]
-    ),
+    "detectors": lambda: len({*detector_names(built_in=True)} - {"from_column"}),
     "procedures": lambda: len(PROCEDURES),
     "calibrations": lambda: len(get_args(CalibrationName)),
     "checks": lambda: len(CHECKS),

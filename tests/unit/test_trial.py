@@ -139,7 +139,7 @@ def test_a_sweep_is_a_grid_and_a_star_reaches_every_selection() -> None:
         ({"sweep": {"selections.0.alfa": [0.1]}}, "sweep selections.0.alfa=0.1: unknown key 'selections.0.alfa'"),
         (
             {"sweep": {"selections.1.alpha": [0.1]}},
-            "sweep selections.1.alpha: selections is a list and has no entry '1'; entries: 0",
+            "sweep selections.1.alpha: selections is a list and has no entry '1'; its only entry is 0",
         ),
         ({"sweep": {"selections.0.alpha": [2]}}, "sweep selections.0.alpha=2: selections.0.alpha: must be in (0, 1)"),
         ({"sweep": {"run": ["a", "b"]}}, "sweep run: a sweep cannot change run"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from pipeline.selection.version_scores import log_e_values, preference_residuals
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from seenset import read_versions, score, select_versions
-from tests.helpers.commands import ended, here
+from tests.helpers.commands import ended, here, refusal
 from tests.helpers.finished import rows as rows_scored
 from tests.helpers.marked_runs import finite_scores, run_here, versions_audit
 from tests.helpers.report_run import summary_in
@@ -136,7 +137,7 @@ def test_the_answer_does_not_depend_on_shards_or_on_a_second_asking(
 
 
 def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended("verdict", folder / "run") == 0
     assert "Redrawing the published versions of 40 documents 9,999 times gives p = " in capsys.readouterr().out
@@ -146,7 +147,10 @@ def test_the_verdict_redraws_all_indices_and_its_e_value_multiplies(
     assert verdict.versions.p_value == redraw_p_value(scores, 0)
     values = log_e_values(version_ranks(scores, 0, "against"), scores.sizes)
     assert verdict.versions.e_value == pytest.approx(math.exp(values[-1]))
-    assert ended("verdict", folder / "run", "--blocks", "family") == 2
+    shutil.copytree(folder / "run", tmp_path / "unread")
+    shutil.rmtree(tmp_path / "unread/scores")
+    blocks = refusal(capsys, "verdict", tmp_path / "unread", "--blocks", "family")
+    assert "--blocks is of documents that are compared with unseen ones" in blocks
 
 
 @pytest.mark.parametrize(("text", "reason", "published"), [(" ", "empty", 0), ("a", "too_short", 2)])
