@@ -90,7 +90,7 @@ def _prepare(root: Path, count: int) -> None:
     first = process(stage, stage.make(stage, Placement()), plan.shards[0], store)
     assert len(read_rows(stage, plan.shards[0], store)) == 1
     for shard in plan.shards[1:]:
-        write_receipt(store, stage.name, replace(first, shard=shard.id, fingerprint=stage.fingerprint_of(shard)))
+        write_receipt(store, stage.name, replace(first, shard=shard.id, fingerprint=stage.fingerprint_for(shard)))
 
 
 def _plan(folder: Path) -> Plan:

@@ -210,7 +210,7 @@ class ShardActor:
 
     def _finish_beside(self, shard: Shard) -> Iterator[Receipt | Failure]:
         """Finish a shard that another actor may be working on, with a mark in case its documents end actors."""
-        mark = self._mark_of(shard)
+        mark = self._shard_mark(shard)
         self.store.write(mark, b"")
         yield from self._finish([shard], beside=True)
         self.store.remove(mark)
@@ -219,9 +219,9 @@ class ShardActor:
         """The attempt log of a shard, if it shows that the shard may have ended an actor; else None."""
         if (record := shows_death(self.store, self.stage.name, shard.id)) is not None:
             return record
-        return "mark" if self.store.exists(self._mark_of(shard)) else None
+        return "mark" if self.store.exists(self._shard_mark(shard)) else None
 
-    def _mark_of(self, shard: Shard) -> str:
+    def _shard_mark(self, shard: Shard) -> str:
         return f"attempts/{self.stage.name}/{shard.id}.beside"
 
 

@@ -349,10 +349,10 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
         return message if "Did you mean" in message else f"{message} Known: {', '.join(names)}."
     if context is not None and (setting := _setting_meant(error, context.command, given)) is not None:
         return setting
-    if (option := getattr(error, "option_name", None)) in _OF_ARGUMENTS and context is not None:
+    if (option := getattr(error, "option_name", None)) in _ARGUMENT_OPTIONS and context is not None:
         value = _value_after(given, [str(option)]) or "PATH"
         return f"No such option: {option}; its value is given without it: seenset {context.info_name} {value}"
-    if "extra argument" in message and (bare := [one for one in _values_of(given, "--set") if "=" not in one]):
+    if "extra argument" in message and (bare := [one for one in _option_values(given, "--set") if "=" not in one]):
         return f"--set takes key=value, got {bare[0]!r}"
     if parameter is not None and message.startswith("Missing argument"):
         return f"{message}{_MISSING.get(str(getattr(parameter, 'metavar', '')), '')}"
@@ -362,7 +362,7 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
     return message
 
 
-_OF_ARGUMENTS = ("--config", "--file", "--path", "--run", "--folder", "--input", "-c", "-f")
+_ARGUMENT_OPTIONS = ("--config", "--file", "--path", "--run", "--folder", "--input", "-c", "-f")
 """Options of other programs for what is an argument here."""
 
 _MISSING = {
@@ -399,7 +399,7 @@ def _setting_meant(error: TyperException, command: object, given: Sequence[str])
     return f"{message.partition(' (Possible')[0]}; a setting is changed by {meant}"
 
 
-def _values_of(given: Sequence[str], option: str) -> list[str]:
+def _option_values(given: Sequence[str], option: str) -> list[str]:
     return [value for name, value in pairwise(given) if name == option]
 
 

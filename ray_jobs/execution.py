@@ -187,7 +187,7 @@ def finish_stage(driver: Driver, stage: Stage, plan: Plan) -> None:
     todo, sizes = pending(plan, stage.name, store), plan.estimated_tokens()
     compact_receipts(store, stage.name)
     counts = status.counts = Counts(len(plan.shards), stage.name, sizes)
-    failure = CommonFailure.of(stage, store, plan.config)
+    failure = CommonFailure.watch(stage, store, plan.config)
     waiting = {shard.id for shard in todo}
     for receipt in read_receipts(store, stage.name):
         if receipt.shard not in waiting:

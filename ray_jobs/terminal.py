@@ -217,7 +217,7 @@ _LEFT_OUT = ("strict", "threshold p", "procedure")
 """Columns that a narrow terminal leaves out, the first one first; summary.json holds them."""
 
 
-def _table_of(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
+def _answers_table(summaries: Sequence[Summary], left_out: Sequence[str]) -> Table:
     from pipeline.run.conclusion import STYLES
     from pipeline.selection.guarantees import ConclusionValue
 
@@ -252,11 +252,11 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     from pipeline.report.brief import next_steps
 
     screen, left_out = console(), list[str]()
-    table = _table_of(summaries, left_out)
+    table = _answers_table(summaries, left_out)
     wide = screen.options.update_width(1000)  # a measure is at most the width that it is given
     while screen.measure(table, options=wide).maximum > screen.width and len(left_out) < len(_LEFT_OUT):
         left_out.append(_LEFT_OUT[len(left_out)])
-        table = _table_of(summaries, left_out)
+        table = _answers_table(summaries, left_out)
     screen.print(table)
     notes: dict[str, list[str]] = {}
     for summary in summaries:

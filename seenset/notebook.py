@@ -279,7 +279,7 @@ def select(
         (20, 'finite-sample')
     """
     values: dict[Role, Any] = {"audit": scores, "unseen": unseen, "seen": seen}
-    tables = {role: _table_of(value, role) for role, value in values.items() if value is not None}
+    tables = {role: _as_table(value, role) for role, value in values.items() if value is not None}
     settings = {
         "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
         "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "delta": delta,
@@ -324,7 +324,7 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     return Selected(selected, p_values, summary)
 
 
-def _table_of(value: Any, role: Role) -> pa.Table:
+def _as_table(value: Any, role: Role) -> pa.Table:
     """Scores as a table: doc_id, optionally group, float64 columns.
 
     Raises:

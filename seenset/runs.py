@@ -60,7 +60,7 @@ class RunSelection:
 
     def documents(self) -> pa.Table:
         """All audited documents: doc_id, p_value in (0, 1], selected, scores (null where missing), source, row."""
-        tables = VerdictTables.of(self.store, self.summary.name)
+        tables = VerdictTables.open(self.store, self.summary.name)
         return pa.concat_tables([tables.read(shard) for shard in tables.shards])
 
 

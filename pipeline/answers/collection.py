@@ -138,7 +138,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: ShardMap, nea
     share = min(1.0, MOST_DOCUMENTS / total) if role == "audit" and total else 1.0
     trained = trained_texts(scored.store, near_copies) if role == "audit" else None
 
-    def part_of(receipt: Receipt) -> _Part:
+    def read_scores(receipt: Receipt) -> _Part:
         table = scored.table(receipt, [*KEY_COLUMNS, *columns])
         keys = Keys.of_table(table)
         keep = np.ones(len(keys), dtype=bool) if trained is None else ~trained.near(keys)
@@ -148,7 +148,7 @@ def _read(scored: Scored, role: str, columns: Sequence[str], each: ShardMap, nea
         matrix = np.stack([finite_scores(table, column, receipt.data) for column in columns], axis=1)
         return keys.take(keep), matrix[keep]
 
-    return in_order(each, receipts, part_of)
+    return in_order(each, receipts, read_scores)
 
 
 def member_summaries(store: Store, config: AuditConfig) -> list[tuple[SelectionConfig, Summary]]:

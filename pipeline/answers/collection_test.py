@@ -307,10 +307,10 @@ def judge_versions(config: AuditConfig, scored: Scored, limit: int | None, each:
     columns = [detector.column for detector in parse_detectors(config.detectors)]
     draws = read_version_draws(config, scored, each)
 
-    def part_of(receipt: Receipt) -> VersionPart:
+    def read_scores(receipt: Receipt) -> VersionPart:
         return version_part(scored.table(receipt, ["doc_id", VERSIONS]), config, columns, draws.left_out)
 
-    parts = list(each(scored.of("audit"), part_of))
+    parts = list(each(scored.of("audit"), read_scores))
     if not sum(len(part.scores.ids) for part in parts):
         raise UserError(f"no document of {scored.store.url} has scores of all its versions")
     setting = Setting(scored.store.url, audited_model(config), limit, config.seed, False, False)

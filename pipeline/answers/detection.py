@@ -86,7 +86,7 @@ def detection(samples: Sequence[DetectorScores]) -> Detection:
     for rate in RATES:
         value = float(np.mean([tpr_at(*curve, rate) for curve in curves]))
         tpr[rate] = Estimate(value, *_tpr_interval(samples, rate, value))
-    areas = [Area.of(one) for one in samples]
+    areas = [Area.measure(one) for one in samples]
     auc = Estimate(float(np.mean([area.value for area in areas])), *area_interval(areas))
     return Detection(auc, tpr, min(one.independent[1].size for one in samples))
 
@@ -169,7 +169,7 @@ class Area:
     untied: float  # share of pairs of a trained and an untrained document whose scores differ
 
     @classmethod
-    def of(cls, sample: DetectorScores) -> Area:
+    def measure(cls, sample: DetectorScores) -> Area:
         """The AUC of one model, with the standard error of `halvings.auc_with_error`."""
         fpr, tpr = roc(sample.trained, sample.untrained)
         value, untied = float(np.trapezoid(tpr, fpr)), 1 - float(np.diff(tpr) @ np.diff(fpr))

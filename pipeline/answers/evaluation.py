@@ -65,7 +65,7 @@ class KnownDocuments:
         place = start + int(np.searchsorted(self.row[start:stop], row))
         return place if place < stop and self.row[place] == row else None
 
-    def of(self, column: str, group: str | None) -> np.ndarray:
+    def column_scores(self, column: str, group: str | None) -> np.ndarray:
         """A column's scores, without NaN, of all documents or of one group."""
         values = self.scores[column] if group is None else self.scores[column][self.groups == group]
         return values[~np.isnan(values)]
@@ -261,7 +261,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
     )
     return Evaluated(
         evaluation,
-        curves={name: roc(*(kinds[role].of(name, None) for role in COMPARED)) for name in names},
+        curves={name: roc(*(kinds[role].column_scores(name, None) for role in COMPARED)) for name in names},
         n_blocks={role: np.unique(blocks[role]).size for role in COMPARED},
         n_independent=_sample(kinds, columns[0], None, blocks).independent[1].size,
         shares_groups=bool({*kinds["seen"].groups.tolist()} & {*kinds["unseen"].groups.tolist()} - {None}),
@@ -286,7 +286,7 @@ def _sample(kinds: ByRole, name: str, group: str | None, blocks: Numbers) -> Det
     inside = {role: np.ones(kind.groups.size, dtype=bool) for role, kind in kinds.items()}
     if group is not None:
         inside = {role: kind.groups == group for role, kind in kinds.items()}
-    seen, unseen = (kinds[role].of(name, group) for role in COMPARED)
+    seen, unseen = (kinds[role].column_scores(name, group) for role in COMPARED)
     numbers = np.concatenate([blocks[role][inside[role]] for role in COMPARED])
     keys = np.concatenate([kinds[role].keys.text[inside[role]] for role in COMPARED])
     return DetectorScores(seen, unseen, numbers, mix(keys.view(np.uint64)))
@@ -306,7 +306,7 @@ def _row(name: str, group: str | None, sample: DetectorScores, figures: Detectio
 
 def _blind_row(kinds: ByRole, name: str, group: str | None, auc: Estimate) -> DetectorEvaluation:
     """The classifier's row: its AUC over all documents is the mean of those of the halves; no other has an interval."""
-    sample = DetectorScores(*(kinds[role].of(name, group) for role in COMPARED))
+    sample = DetectorScores(*(kinds[role].column_scores(name, group) for role in COMPARED))
     figures = detection([sample])
     alone = Estimate(figures.auc.value, None, None) if group is not None else auc
     tpr = {rate: Estimate(estimate.value, None, None) for rate, estimate in figures.tpr.items()}

@@ -24,8 +24,14 @@ from pipeline.answers.selected import (
     write_selected,
 )
 from pipeline.answers.summarise import make_summary, summary_in_run
-from pipeline.answers.top_documents import MOST_THUMBNAILS as THUMBNAILS
-from pipeline.answers.top_documents import Reread, kept_tokens, pick_top_documents, write_attributions, write_thumbnails
+from pipeline.answers.top_documents import (
+    MOST_THUMBNAILS,
+    Reread,
+    kept_tokens,
+    pick_top_documents,
+    write_attributions,
+    write_thumbnails,
+)
 from pipeline.checks.blind import NO_BLIND_TEST, BlindTest, blind_file
 from pipeline.checks.check import AnswerFacts, Overlap, offered
 from pipeline.checks.dependent_documents import MOST, NO_GROUPS, RoleDocuments, SelectionBlocks, read_sketches
@@ -75,7 +81,7 @@ from pipeline.store.receipts import Receipt, read_filed
 Claiming = Callable[[], Mapping[str, Slot]]
 """Takes the place of a scan in its schedule and returns it by the name of each selection."""
 
-_OF_RUN = (
+_RUN_FILES = (
     MANIFEST_FILE,
     SHARDS_FILE,
     HISTORY_FILE,
@@ -141,7 +147,7 @@ def select_all(
         pick_top_documents(one.selection, made, total.selected.first(shown), one.overlap)
         for one, made, total in answers
     ]
-    most = THUMBNAILS if pictured else 0
+    most = MOST_THUMBNAILS if pictured else 0
     pictures = {one.selection.name: total.selected.first(most) for one, _, total in answers}
     summaries = [task.summarise(answer, total, documents) for task, answer, total in answers]
     note_answers(scored.store, config, how.command, summaries)  # before an answer can be read
@@ -382,7 +388,7 @@ class _SelectionTask:
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
         counts = np.bincount(places - 1, minlength=size)
         part = with_strength(table.filter(pa.array(selected)), self.selection, answer, batch, selected)
-        groups = GroupTally.of(table["group"], selected)
+        groups = GroupTally.count(table["group"], selected)
         return ShardAnswer(part, counts, histogram(batch.first, self.edges), groups, files)
 
     def ordered(self, part: ShardAnswer) -> ShardAnswer:
@@ -459,7 +465,7 @@ class _SelectionTask:
 
 def run_digests(store: Store) -> dict[str, str]:
     """SHA-256 of the files of a run that state a part of every answer, by name."""
-    return file_digests(store, _OF_RUN)
+    return file_digests(store, _RUN_FILES)
 
 
 def write_answers(

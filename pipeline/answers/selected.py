@@ -108,7 +108,7 @@ class GroupTally:
     selected: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, groups: pa.ChunkedArray, selected: np.ndarray) -> GroupTally:
+    def count(cls, groups: pa.ChunkedArray, selected: np.ndarray) -> GroupTally:
         """Count one shard from the groups of its documents, null for none, and bool (documents,)."""
         kinds = (groups, groups.filter(pa.array(selected)))
         return cls(*(Counter(some.drop_null().to_pylist()) for some in kinds))

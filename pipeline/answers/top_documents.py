@@ -299,10 +299,10 @@ def write_attributions(
 def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, tuple[Shard, ScoredText]]:
     """The shards and texts of documents, from the few score shards that hold them."""
     receipts = {receipt.shard: receipt for receipt in scored.of("audit")}
-    shards = sorted((scored.shards[shard_id] for shard_id in receipts), key=_start_of)
+    shards = sorted((scored.shards[shard_id] for shard_id in receipts), key=_shard_start)
     rows: dict[str, set[int]] = {}
     for place in places:
-        shard = shards[bisect_right(shards, place, key=_start_of) - 1]
+        shard = shards[bisect_right(shards, place, key=_shard_start) - 1]
         rows.setdefault(shard.id, set()).add(place[1])
     texts: dict[Place, tuple[Shard, ScoredText]] = {}
     for shard_id in sorted(rows):
@@ -314,7 +314,7 @@ def _scored_texts(scored: Scored, places: Iterable[Place]) -> dict[Place, tuple[
     return texts
 
 
-def _start_of(shard: Shard) -> Place:
+def _shard_start(shard: Shard) -> Place:
     return shard.name, shard.first_row
 
 

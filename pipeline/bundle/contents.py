@@ -91,7 +91,7 @@ class Committed:
     proofs: list[Proof]
 
     @classmethod
-    def of(cls, shard: Shard) -> Committed | None:
+    def read(cls, shard: Shard) -> Committed | None:
         """Read the file of a shard; None if `seenset mark` did not write it, or ids are from another column.
 
         Memory holds the digests of all versions.
@@ -140,7 +140,7 @@ class BundledVersions:
     parts: dict[tuple[str, ...], VersionPart] = field(default_factory=dict)  # cache, by detectors
 
     @classmethod
-    def of(cls, documents: pa.Table, config: AuditConfig) -> BundledVersions:
+    def parse(cls, documents: pa.Table, config: AuditConfig) -> BundledVersions:
         """Check that the values of each document have consistent lengths.
 
         Raises:

@@ -75,7 +75,7 @@ def pack_run(config: AuditConfig, scored: Scored, each: ShardMap, texts: bool = 
     if verdict is not None and config.corpus.versions is None:
         kind = None if verdict.test is None else verdict.test.blocks
         collection = read_collection(config, scored, each, kind)
-    packing = _Packing.of(config, scored, selections, collection, each, texts)
+    packing = _Packing.gather(config, scored, selections, collection, each, texts)
     contents = {MANIFEST_FILE: store.read(MANIFEST_FILE), DOCUMENTS: _parquet(packing.documents())}
     for one in selections:
         contents[summary_member(one.name)] = store.read(summary_file(one.name))
@@ -106,7 +106,7 @@ class _Packing:
     collection: Collection | None
 
     @classmethod
-    def of(
+    def gather(
         cls,
         config: AuditConfig,
         scored: Scored,
@@ -135,9 +135,11 @@ class _Packing:
 
     def documents(self) -> pa.Table:
         """The documents of all roles: for each shard those with scores, then those without."""
-        return pa.concat_tables([self.schema.empty_table(), *(part for role in ROLES for part in self._of(role))])
+        return pa.concat_tables(
+            [self.schema.empty_table(), *(part for role in ROLES for part in self._role_tables(role))]
+        )
 
-    def _of(self, role: Role) -> Iterator[pa.Table]:
+    def _role_tables(self, role: Role) -> Iterator[pa.Table]:
         """The documents of a role, one table per shard."""
         if VERSIONS in self.schema.names:
             yield from self._with_versions(role)
@@ -172,7 +174,7 @@ class _Packing:
             shard = self.scored.shards[receipt.shard]
             table = self.scored.table(receipt, ["doc_id", "row", VERSIONS, FEATURES])
             if shard.path not in files:
-                files[shard.path] = Committed.of(shard)
+                files[shard.path] = Committed.read(shard)
             committed = files[shard.path]
             part = {"id": table["doc_id"], "row": table["row"], **{one: table[one] for one in (VERSIONS, FEATURES)}}
             part["calibrates"] = pa.array(np.zeros(len(table), dtype=bool))
@@ -249,7 +251,7 @@ def _check_packed(data: bytes, run: str) -> None:
 
 def _verdicts(packing: _Packing, selection: str) -> pa.Table:
     """The answer of a selection for each audited document."""
-    tables = VerdictTables.of(packing.scored.store, selection)
+    tables = VerdictTables.open(packing.scored.store, selection)
     parts = [tables.read(receipt.shard) for receipt in packing.scored.of("audit")]
     whole = pa.concat_tables(part.select(["doc_id", "p_value", "selected"]) for part in parts)
     return whole.rename_columns(VERDICTS.names).cast(VERDICTS)

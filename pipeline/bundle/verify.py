@@ -101,7 +101,7 @@ def verify_bundle(data: bytes, name: str, commitment: Mapping[str, Any] | None =
     """
     index, members = unpack(data, name)
     try:
-        bundle = _Bundle.of(index, members)
+        bundle = _Bundle.parse(index, members)
         findings = [
             Checked("holds", "container", f"{len(members)} members are as {INDEX} lists them"),
             *bundle.stated(),
@@ -127,7 +127,7 @@ class _Bundle:
     summaries: dict[str, Summary] = field(default_factory=dict)  # recomputed summaries
 
     @classmethod
-    def of(cls, index: BundleIndex, members: dict[str, bytes]) -> _Bundle:
+    def parse(cls, index: BundleIndex, members: dict[str, bytes]) -> _Bundle:
         """Read the members.
 
         Raises:
@@ -142,7 +142,7 @@ class _Bundle:
         schema = bundled_schema(index.selections, index.columns, index.texts, has_versions)
         documents = _table(members, DOCUMENTS, schema)
         check_values(documents)
-        versions = BundledVersions.of(documents, manifest.config) if has_versions else None
+        versions = BundledVersions.parse(documents, manifest.config) if has_versions else None
         return cls(index, manifest, documents, members, versions)
 
     @cached_property

@@ -166,7 +166,7 @@ def read_answer_tables(run: FinishedRun, summary: Summary, scores: Sequence[str]
     Raises:
         UserError: files of the selection are missing, or do not match its summary.
     """
-    verdicts, count = VerdictTables.of(run.store, summary.name, run.receipts), 0
+    verdicts, count = VerdictTables.open(run.store, summary.name, run.receipts), 0
     for receipt in run.receipts:
         table = verdicts.read(receipt.shard)
         for column in ("doc_id", "p_value", "selected", *summary.detectors):

@@ -24,9 +24,9 @@ from pipeline.corpus.formats import (
     content_format,
     first_rows,
     format_named,
-    format_of,
     remedy_by_content,
     retired_suffix,
+    suffix_format,
 )
 from pipeline.corpus.formats.base import Format, Unreadable, is_message, unwatched
 from pipeline.corpus.formats.csv_file import CSV
@@ -71,7 +71,7 @@ _HEAD, _LONGEST_REASON = 1 << 10, 300
 HIDDEN = "hidden"
 """Reason of files and folders whose names begin with a dot."""
 
-_OF_PICTURES = "captions of the pictures beside them"
+_PICTURE_CAPTIONS = "captions of the pictures beside them"
 _BESIDE_TABLES = (
     "text files beside tables, which may describe them; to audit them, move them into a folder, or join them"
 )
@@ -160,7 +160,7 @@ def discover_data(folder: str) -> FolderData:
     for path, form in entries[:MOST_ENTRIES]:
         if form.only_pictures or path in captions:
             if path in captions:
-                left.append((path, _OF_PICTURES))
+                left.append((path, _PICTURE_CAPTIONS))
             continue
         if form.columns is None:
             texts.setdefault(os.path.dirname(path), []).append(path)
@@ -419,7 +419,7 @@ def _entries(folder: str, place: str, depth: int, left: list[tuple[str, str]]) -
         elif entry.is_symlink() and (reason := _why_not_followed(os.path.join(folder, path), folder)):
             left.append((f"{path}/" if entry.is_dir() else path, reason))
         elif entry.is_file():
-            form = format_of(entry.name, pictures=True)
+            form = suffix_format(entry.name, pictures=True)
             if form is None:
                 left.append((path, _why_not_read(entry.name)))
             elif _NOT_DATA.fullmatch(entry.name.lower()):

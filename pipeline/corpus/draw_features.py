@@ -393,7 +393,7 @@ def names_option(value: Any, item: ChoiceItem, bare: Sequence[str]) -> int:
     if letter := _LETTER.fullmatch(text):
         place = _LETTERS.index(letter[1].upper())
         return LETTER + place if place < number else UNKNOWN
-    same = partial(_places_of, folded_key(text))
+    same = partial(_find_places, folded_key(text))
     places = same(map(folded_key, item.options)) or same(map(folded_key, bare))
     return TEXT + places[0] if len(places) == 1 else UNKNOWN
 
@@ -407,7 +407,7 @@ def _of_list(values: Sequence[Any], item: ChoiceItem, bare: Sequence[str]) -> in
     return UNKNOWN
 
 
-def _places_of(wanted: str, keys: Iterable[str]) -> list[int]:
+def _find_places(wanted: str, keys: Iterable[str]) -> list[int]:
     return [place for place, one in enumerate(keys) if one == wanted]
 
 

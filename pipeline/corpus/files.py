@@ -19,7 +19,7 @@ from fsspec.spec import AbstractBufferedFile
 from pipeline.config.corpus import LIMITS, LimitsConfig, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect, mark_of
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
-from pipeline.corpus.unpacking import Unpacked, compression_of
+from pipeline.corpus.unpacking import Unpacked, suffix_compression
 from pipeline.errors import UserError
 
 BLOCK_BYTES = 1 << 22
@@ -61,7 +61,7 @@ def open_plain(path: str, most: int = LIMITS.unpacked_bytes) -> IO[bytes]:
         most: maximum decompressed bytes; reading beyond raises UserError.
     """
     file = _open(path)
-    if compression_of(path) is not None:
+    if suffix_compression(path) is not None:
         return io.BufferedReader(Unpacked(path, file, most), 1 << 16)
     if isinstance(file, AbstractBufferedFile):  # its `readline` has no size limit
         return io.BufferedReader(file, 1 << 16)
@@ -93,7 +93,7 @@ def estimated_extent(
     Raises:
         OSError: the file is damaged.
     """
-    compressed = compression_of(entry.path) is not None
+    compressed = suffix_compression(entry.path) is not None
     most = _COMPRESSED_HEAD if compressed else _PLACES * _EDGE
     with open_plain(entry.path) as file:
         data = file.read(most)

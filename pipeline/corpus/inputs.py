@@ -37,11 +37,11 @@ from pipeline.corpus.formats import (
     content_format,
     document_suffixes,
     format_named,
-    format_of,
+    format_remedy,
     measure_extent,
     remedy_by_content,
-    remedy_of,
     retired_suffix,
+    suffix_format,
 )
 from pipeline.corpus.formats.base import Format, encodable
 from pipeline.corpus.formats.jsonl import lines
@@ -127,10 +127,10 @@ def _written_at(fs: Any, path: str) -> str:
     if is_local(fs):
         state = os.stat(path)  # follows links, as readers do
         return f"{state.st_mtime_ns} {state.st_ctime_ns}"
-    return _mark_of(fs.info(path))
+    return _listed_version(fs.info(path))
 
 
-def _mark_of(info: dict[str, Any]) -> str:
+def _listed_version(info: dict[str, Any]) -> str:
     """The version of a file from a listing of an object store; empty if the listing has none."""
     for keys in (("ETag", "etag", "md5Hash"), ("LastModified", "last_modified", "mtime", "created")):
         values = [str(info[key]).strip('"') for key in keys if info.get(key) is not None]
@@ -255,7 +255,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
     if any(f"{root}/{mark}" in infos for mark in SAVED_MARKS):
         return [partial(_dataset, SAVED, role, name, path)]
     inside = [(path[len(root) + 1 :], info) for path, info in infos.items()]
-    files = {inner: (form, info) for inner, info in inside if (form := format_of(inner, pictures))}
+    files = {inner: (form, info) for inner, info in inside if (form := suffix_format(inner, pictures))}
     files = {inner: file for inner, file in files.items() if not _is_hidden(inner)}
     for _, info in files.values():
         _check_kind(fs, info)
@@ -274,7 +274,7 @@ def _folder(role: _Role, name: str, path: str, fs: Any) -> list[Callable[[], Inp
         form = files[next(iter(documents))][0]
         sizes = {inner: int(info["size"] or 0) for inner, info in documents.items()}
         digest = line_digest(*(f"{inner}:{size}" for inner, size in sizes.items()))
-        marks = [] if is_local(fs) or pictures else [_mark_of(info) for info in documents.values()]
+        marks = [] if is_local(fs) or pictures else [_listed_version(info) for info in documents.values()]
         stamp = line_digest(*marks) if all(marks) and marks else ""
         entry = InputFile(role.name, prefix, path, form.name, sum(sizes.values()), len(sizes), digest, tuple(sizes))
         looks.append(partial(replace, entry, stamp=stamp, dialect=applicable_dialect(form, role.source.dialect)))
@@ -309,7 +309,7 @@ def _listed(role: _Role, name: str, root: str, fs: Any) -> dict[str, dict[str, A
 def _is_read(role: _Role, inner: str) -> bool:
     """Whether a path in a folder is that of documents, or of the captions of pictures."""
     captions = role.source.caption is not None and inner.endswith(f".{role.source.caption}")
-    return (captions or format_of(inner, role.source.image is not None) is not None) and not _is_hidden(inner)
+    return (captions or suffix_format(inner, role.source.image is not None) is not None) and not _is_hidden(inner)
 
 
 def _is_hidden(inner: str) -> bool:
@@ -341,15 +341,15 @@ def _file(role: _Role, name: str, info: dict[str, Any], fs: Any) -> InputFile:
     path = _address(fs, info["name"])
     _check_kind(fs, info)
     pictures = role.source.image is not None
-    form = format_of(path, pictures)
+    form = suffix_format(path, pictures)
     if line := retired_suffix(path):
         raise SettingError(role.key, f": {name}: {line}")
     if form is None:
-        remedy = remedy_of(path)
+        remedy = format_remedy(path)
         hint = f"; {remedy}" if remedy else ""
         raise SettingError(role.key, f": {name} is none of {document_suffixes(pictures)}{hint}")
     size = int(info["size"] or 0)
-    mark = "" if is_local(fs) else _mark_of(info)
+    mark = "" if is_local(fs) else _listed_version(info)
     stamp = line_digest(mark) if mark else ""
     form = content_format(form, path)
     head, tail = _ends(fs, info["name"], size)

@@ -183,7 +183,7 @@ _OMITTED = (
     "follow_links",
 )
 
-OF_A_SHARD = frozenset({"rows", "columns", "revision", "follow_links", *_DIALECT})
+SHARD_FIELDS = frozenset({"rows", "columns", "revision", "follow_links", *_DIALECT})
 """Keys of a fingerprint that may differ between shards of one run."""
 
 

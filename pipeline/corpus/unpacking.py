@@ -76,7 +76,7 @@ _KINDS = (
 )
 
 
-def kind_of(head: bytes) -> Kind | None:
+def binary_kind(head: bytes) -> Kind | None:
     """The kind of a file that is no text, by its first bytes; None if they are of no known kind."""
     return next((kind for kind in _KINDS if head.startswith(kind.magic, kind.place)), None)
 
@@ -99,7 +99,7 @@ _HEADER = 18  # maximum bytes of the header of a zstd frame
 _GROUP = Path("/sys/fs/cgroup")
 
 
-def compression_of(path: str) -> str | None:
+def suffix_compression(path: str) -> str | None:
     """The compression indicated by a file name's suffix, or None."""
     return COMPRESSIONS.get(os.path.splitext(path)[1].lower())
 
@@ -122,7 +122,7 @@ class Unpacked(io.RawIOBase):
             most: maximum decompressed bytes.
         """
         self._path, self._file, self._most = path, file, most
-        self._compression = compression_of(path) or ""
+        self._compression = suffix_compression(path) or ""
         self._member: Any = None  # the decompressor of the current member
         self._data, self._place = b"", 0  # compressed bytes, and the first that is not unpacked
         self._ready, self._given = b"", 0  # decompressed bytes, and the first that was not returned

@@ -539,7 +539,7 @@ def _read_arguments(
             arguments[name] = Argument(parameter.default, checks[name])
             continue
         try:
-            check = _check_of_type(_type_of(function, parameter))
+            check = _check_of_type(_parameter_type(function, parameter))
             arguments[name] = Argument(check(parameter.default), check)
         except (NameError, PydanticUserError):
             kind = parameter.annotation.__name__ if isinstance(parameter.annotation, type) else parameter.annotation
@@ -549,7 +549,7 @@ def _read_arguments(
     return arguments
 
 
-def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def _parameter_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     if parameter.annotation is parameter.empty:
         return Any if parameter.default is None else type(parameter.default)
     holder = type("Annotated", (), {"__annotations__": {"it": parameter.annotation}})

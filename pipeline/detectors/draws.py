@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.detectors.base import Continuations, Continued, Count, Evidence, Pass, Share, detector
-from pipeline.detectors.samia import CandidateWords, continuation_needs, cut_words, words_of
+from pipeline.detectors.samia import CandidateWords, composed_words, continuation_needs, cut_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +37,10 @@ def coverage_score(candidates: Sequence[str], reference: str, candidate_words: C
         candidate_words: as in `samia_score`.
     """
     characters = by_characters(reference)
-    words = words_of(reference, characters)
+    words = composed_words(reference, characters)
     count = count_units(reference, characters) if candidate_words == "reference" else None
     cut = [cut_words(candidate, count, characters) for candidate in candidates]
-    return max(_coverage(words_of(candidate, characters), words) for candidate in cut)
+    return max(_coverage(composed_words(candidate, characters), words) for candidate in cut)
 
 
 def _coverage(candidate: Sequence[str], words: Sequence[str]) -> float:

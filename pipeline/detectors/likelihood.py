@@ -47,7 +47,7 @@ WordsPart = Literal["instruction", "description", "instruction_description"]
 """Part of a picture with its description that a detector reads, for detectors of the actual token: only words."""
 
 
-def forward_of(part: str | None, caption: Caption) -> Pass:
+def picture_pass(part: str | None, caption: Caption) -> Pass:
     """The forward pass over a text, or over a part of a picture with its description."""
     return FORWARD if part is None else Pass("forward", part=part, caption=caption)
 
@@ -115,13 +115,13 @@ def standardised(statistics: TokenStatistics) -> Tensor:
 
 def _reads(*statistics: str) -> Callable[[str | None, Caption], WrittenNeeds]:
     """Needs of a detector that reads these statistics of a text, or of a part of a picture with its description."""
-    return lambda part, caption: {forward_of(part, caption): statistics}
+    return lambda part, caption: {picture_pass(part, caption): statistics}
 
 
 @detector(needs=_reads("log_prob"))
 def loss(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Mean token log-probability, <= 0: minus the cross-entropy (Yeom et al. 2018)."""
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     return mean_of_all(t.log_prob, t.mask)
 
 
@@ -172,7 +172,7 @@ def min_k(
 
     With a window the lowest moving averages are used (arXiv 2508.01268), except for shorter texts.
     """
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     values, mask = moving_average(t.log_prob, t.mask, window)
     return mean_of_lowest(values, mask, k)
 
@@ -189,7 +189,7 @@ def min_k_plus_plus(
 
     The window is as in `min_k`.
     """
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     values, mask = moving_average(standardised(t), t.mask, window)
     return mean_of_lowest(values, mask, k)
 
@@ -207,7 +207,7 @@ def gap_k(
     The gap is (ln p of the token - ln p of the likeliest) in standard deviations of ln p over the vocabulary. A text
     with fewer tokens than the window is not averaged.
     """
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     assert t.variance is not None
     gap = (t.log_prob + t.renyi["inf"]) / t.variance.clamp_min(TINY).sqrt()
     values, mask = moving_average(gap, t.mask, window)
@@ -285,14 +285,14 @@ def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) ->
 @detector(needs=_reads("m_entropy"))
 def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "generated") -> Tensor:
     """Minus the mean modified prediction entropy, <= 0 (Song & Mittal 2021, eq. 8; the sign is ours)."""
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     assert t.m_entropy is not None
     return -mean_of_all(t.m_entropy, t.mask)
 
 
 @detector(
     needs=lambda order, part, caption: {
-        forward_of(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]
+        picture_pass(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]
     },
     checks={"order": partial(order_named, orders=("0.5", "1", "2"))},
 )
@@ -303,14 +303,14 @@ def mod_renyi(
 
     Of order 1 it is `m_entropy`.
     """
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     values = t.m_entropy if order == "1" else t.mod_renyi[order]
     assert values is not None
     return -mean_of_all(values, t.mask)
 
 
 @detector(
-    needs=lambda order, part, caption: {forward_of(part, caption): [f"renyi_{order}"]},
+    needs=lambda order, part, caption: {picture_pass(part, caption): [f"renyi_{order}"]},
     checks={"order": partial(order_named, orders=RENYI_ORDERS)},
 )
 def renyi(
@@ -320,7 +320,7 @@ def renyi(
 
     With k = 0 it is the single largest.
     """
-    t = evidence[forward_of(part, caption)]
+    t = evidence[picture_pass(part, caption)]
     return mean_of_lowest(-t.renyi[order], t.mask, k)
 
 

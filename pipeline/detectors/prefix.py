@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHOTS = 10
-_READ = frozenset({"log_prob"})
+_FIELDS = frozenset({"log_prob"})
 
 
 def behind(prefix: Prefix) -> Pass:
@@ -31,7 +31,7 @@ def _mean_behind(evidence: Evidence, prefix: Prefix) -> Tensor:
     return mean_of_all(t.log_prob, t.mask)
 
 
-@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots))), _READ))
+@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots))), _FIELDS))
 def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     """Ratio of mean token log-probability after unseen documents and without, > 0 (ReCaLL, Xie et al. 2024, eq. 1).
 
@@ -41,7 +41,7 @@ def recall(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
 
 
 @detector(
-    needs=lambda shots: dict.fromkeys((FORWARD, *(behind(Prefix(role, shots)) for role in ("unseen", "seen"))), _READ)
+    needs=lambda shots: dict.fromkeys((FORWARD, *(behind(Prefix(role, shots)) for role in ("unseen", "seen"))), _FIELDS)
 )
 def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float, Field(ge=0, le=1)] = 0.5) -> Tensor:
     """Mean log-probability after unseen minus gamma times that after seen documents, divided by that without any.
@@ -53,7 +53,7 @@ def con_recall(evidence: Evidence, shots: Count = SHOTS, gamma: Annotated[float,
     return (unseen - gamma * seen) / loss(evidence)
 
 
-@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots, joined=False))), _READ))
+@detector(needs=lambda shots: dict.fromkeys((FORWARD, behind(Prefix("unseen", shots, joined=False))), _FIELDS))
 def codec(evidence: Evidence, shots: Count = SHOTS) -> Tensor:
     """Mean token log-probability minus that after one other document (CoDeC, arXiv 2510.27055).
 

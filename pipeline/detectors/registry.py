@@ -61,11 +61,6 @@ class DetectorChoice:
 
     entries: tuple[str | dict[str, dict[str, Any]], ...]
 
-    @classmethod
-    def of(cls, entries: Sequence[str | dict[str, dict[str, Any]]]) -> DetectorChoice:
-        """The choice in a configuration."""
-        return cls(tuple(entries))
-
     def parse(self) -> tuple[Detector, ...]:
         """The detectors. Raises UserError as `parse_detectors`."""
         return parse_detectors(self.entries)

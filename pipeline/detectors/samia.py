@@ -28,7 +28,7 @@ Kind = Literal["recall", "precision"]
 CandidateWords = Literal["reference", "all"]
 
 
-def words_of(text: str, characters: bool) -> list[str]:
+def composed_words(text: str, characters: bool) -> list[str]:
     """The words of a text, composed (Unicode NFC): a model may write a character otherwise than the document.
 
     Args:
@@ -79,11 +79,11 @@ def samia_score(
     """
     characters = by_characters(reference)
     count = count_units(reference, characters) if candidate_words == "reference" else None
-    words, scores = words_of(reference, characters), []
+    words, scores = composed_words(reference, characters), []
     for candidate in candidates:
         text = cut_words(candidate, count, characters)
         size = len(zlib.compress(text.encode("utf-8", "surrogatepass"), 6)) if compressed else 1
-        scores.append(rouge(words_of(text, characters), words, n, kind) * size)
+        scores.append(rouge(composed_words(text, characters), words, n, kind) * size)
     return sum(scores) / len(scores)
 
 

@@ -26,7 +26,7 @@ from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
-from pipeline.endpoint.keys import error_without_key, key_of, masked, without_key
+from pipeline.endpoint.keys import error_without_key, masked, read_key, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -307,7 +307,7 @@ def headers(config: EndpointConfig) -> dict[str, str]:
     Raises:
         UserError: the key has an invalid character; an error of the HTTP library would show the key.
     """
-    key = key_of(config)
+    key = read_key(config)
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise UserError(
             f"the key in {config.key_variable} has a blank, a line break or another character that no key has"

@@ -28,7 +28,7 @@ for _library in ("httpx2", "httpcore2"):  # below this level they log each heade
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 
-def key_of(config: EndpointConfig) -> str:
+def read_key(config: EndpointConfig) -> str:
     """The key of an endpoint, from its environment variable (the only place that reads it); empty if it is not set."""
     return (os.environ.get(config.key_variable) or _withdrawn.get(config.key_variable, "")).strip()
 
@@ -64,13 +64,13 @@ def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
 
 def masked(value: Any, config: EndpointConfig) -> Any:
     """A JSON value of an endpoint with the key, plain or encoded, replaced by *** in its texts."""
-    key = key_of(config)
+    key = read_key(config)
     return _masked(value, spellings(key)) if len(key) >= SHORTEST_SECRET else value
 
 
 def without_key(text: str, config: EndpointConfig) -> str:
     """A message of an endpoint with the key, of any length, replaced by ***."""
-    key = key_of(config)
+    key = read_key(config)
     return spellings(key).sub(MASK, text) if key else text
 
 

@@ -25,7 +25,7 @@ from pipeline.endpoint.token_texts import (
     fold,
     folded_pieces,
     ordered_parts,
-    piece_of,
+    token_piece,
     token_pieces,
     unmarked,
 )
@@ -75,7 +75,7 @@ _REST = (
 PROBES = (f"{_START}.", f"{_START}; {'; '.join(_REST)}.")
 """Texts of two lengths that no model knows by heart, in ASCII, which every tokenizer can give back."""
 
-_OF_CHAT = re.compile(r"user|assistant|system|human|inst\b|role|turn|header|message|channel", re.IGNORECASE)
+_CHAT_WORDS = re.compile(r"user|assistant|system|human|inst\b|role|turn|header|message|channel", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def _path_through(candidates: Sequence[Sequence[_Token]], target: str) -> list[_
 
 def _token_ends(token: _Token, target: str, start: int) -> Iterator[int]:
     """The places in a folded text at which a token that starts at a place can end."""
-    piece = piece_of(token.text)
+    piece = token_piece(token.text)
     if piece is None or piece.special:
         yield start
         if piece is not None and target.startswith(marked := fold(piece.special), start):  # such as <b> in a text
@@ -398,7 +398,7 @@ def _tokens_of_probe(pieces: Sequence[Piece], probe: str, most: int) -> int:
     added = [piece.special for piece in pieces[:number] if piece.special]
     inside = any(piece.special for piece in pieces[first:number])
     behind = [piece.special for piece in pieces[number:most] if piece.special]
-    if len(added) > MOST_SPECIAL or inside or any(map(_OF_CHAT.search, [*added, *behind])):
+    if len(added) > MOST_SPECIAL or inside or any(map(_CHAT_WORDS.search, [*added, *behind])):
         raise FormError(f"the endpoint adds {', '.join([*added, *behind])} to a prompt, as a chat template does")
     return min(most, number + 1) if behind else number
 

@@ -46,7 +46,7 @@ class Piece:
 
 
 @lru_cache(maxsize=1 << 14)
-def piece_of(text: str | bytes | None) -> Piece | None:
+def token_piece(text: str | bytes | None) -> Piece | None:
     """The text of a token without the marks of its vocabulary; None where the answer has only its number."""
     if isinstance(text, bytes):
         return Piece(text, partial=text == REPLACED.encode())
@@ -90,12 +90,12 @@ def token_pieces(texts: Sequence[Any], marks: bool = False) -> list[Piece] | Non
         texts: of an answer.
         marks: whether they are known to be in the characters of a byte-level vocabulary.
     """
-    known = [piece for text in texts[1:] if (piece := piece_of(text)) is not None]
+    known = [piece for text in texts[1:] if (piece := token_piece(text)) is not None]
     if len(known) + 1 < len(texts) or not any(piece.data for piece in known):
         return None
     if all(isinstance(text, str) and _NUMBERED.fullmatch(text) for text in texts):
         return None
-    pieces = [piece_of(texts[0]) or Piece(b"", missing=True), *known]
+    pieces = [token_piece(texts[0]) or Piece(b"", missing=True), *known]
     if marks or are_marks(texts, pieces):
         return [
             piece if piece.special or not isinstance(text, str) else Piece(_from_marks(text))

@@ -166,7 +166,7 @@ def _draft_files(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _Dra
 
     def write(folder: ExportFolder) -> int:
         for source in sources:
-            marks = _marks_of(answered, source)
+            marks = _row_marks(answered, source)
             exporters[source.name].copy(source, marks, folder.file)
             if marks.unmet():
                 raise UserError(f"{source.name} has fewer rows than the run read: it was changed while it was exported")
@@ -207,13 +207,13 @@ def _draft_dataset(answered: AnsweredRun, sources: Sequence[ExportSource]) -> _D
                 f"{source.name} holds pictures as files, which are not rows: export it without --huggingface"
             )
     names, left_out = parquet_names(sources), LeftOut()
-    schema = common_schema(sources, lambda source: _marks_of(answered, source))
+    schema = common_schema(sources, lambda source: _row_marks(answered, source))
     check_features(schema)
 
     def write(folder: ExportFolder) -> int:
         for source, name in zip(sources, names, strict=True):
             with folder.file(name) as sink:
-                write_parquet(sink, schema, kept_tables(source, _marks_of(answered, source), schema, left_out))
+                write_parquet(sink, schema, kept_tables(source, _row_marks(answered, source), schema, left_out))
         return left_out.count
 
     return _Draft(names, write, data_files=[{"split": export_split(sources[0].first), "path": names}])
@@ -227,7 +227,7 @@ _DRAFTS: dict[Form, Callable[[AnsweredRun, Sequence[ExportSource]], _Draft]] = {
 }
 
 
-def _marks_of(answered: AnsweredRun, source: ExportSource) -> RowMarks:
+def _row_marks(answered: AnsweredRun, source: ExportSource) -> RowMarks:
     return RowMarks(answered.runs(source.shards), answered.plan.keeps_selected)
 
 

@@ -164,7 +164,7 @@ class ShardVerdicts:
     scored: np.ndarray  # bool, (documents,)
 
     @classmethod
-    def of(cls, table: pa.Table) -> ShardVerdicts:
+    def parse(cls, table: pa.Table) -> ShardVerdicts:
         """The verdicts in the table of a file of verdicts."""
         table = table.sort_by("row").combine_chunks()
         scored = pc.is_valid(table.column(3))  # the first detector's scores
@@ -192,7 +192,7 @@ class AnsweredRun:
         Raises:
             DamagedError: their file is missing or was changed.
         """
-        return ShardVerdicts.of(self.tables.read(shard.id))
+        return ShardVerdicts.parse(self.tables.read(shard.id))
 
     def runs(self, shards: Iterable[Shard]) -> Iterator[np.ndarray]:
         """The rows for copying: the kept rows, or the left-out rows where the rest is kept."""
@@ -219,7 +219,7 @@ def read_answered(plan: ExportPlan) -> AnsweredRun:
             f"{already_audited:,} documents of run {plan.store.url} are already audited by earlier runs "
             "(against), and only those runs know which of them are kept: export those runs, or what this run selected"
         )
-    tables = VerdictTables.of(plan.store, plan.summary.name, receipts.values())
+    tables = VerdictTables.open(plan.store, plan.summary.name, receipts.values())
     return AnsweredRun(plan, receipts, tables)
 
 

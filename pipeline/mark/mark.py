@@ -512,7 +512,7 @@ def _named_inputs(request: MarkRequest) -> list[tuple[Shard, list[str]]]:
             raise UserError(f"{entry.name} has the format {entry.format}; formats that can be marked: {known}")
         relative = posixpath.relpath(fs._strip_protocol(entry.path), folder)
         names = [posixpath.normpath(f"{relative}/{inner}") for inner in entry.files] or [relative]
-        named.append((replace(_shard_of(entry, source), name=relative), names))
+        named.append((replace(_input_shard(entry, source), name=relative), names))
     return named
 
 
@@ -525,7 +525,7 @@ def _as_source(request: MarkRequest) -> SourceConfig:
         raise UserError(f"--{error}") from None
 
 
-def _shard_of(entry: InputFile, source: SourceConfig) -> Shard:
+def _input_shard(entry: InputFile, source: SourceConfig) -> Shard:
     shard = whole_shard(entry, source)
     return replace(shard, stop=entry.size) if by_bytes(shard) else shard
 

@@ -112,7 +112,7 @@ class _State:
     attributes: Mapping[str, Any]
 
     @classmethod
-    def of(cls, module: Any) -> _State:
+    def capture(cls, module: Any) -> _State:
         """The first state of a module; its forward passes may have changed the present one already."""
         held = {name: value for name, value in module._buffers.items() if value is not None}
         buffers = {name: (value, _small_copy(_first_frequencies(module, name, value))) for name, value in held.items()}
@@ -204,7 +204,7 @@ def _find_rule(model: Any) -> LengthRule:
 
 
 def _states(model: Any) -> tuple[_State, ...]:
-    return tuple(_State.of(module) for module in model.modules() if _ROTARY.search(type(module).__name__))
+    return tuple(_State.capture(module) for module in model.modules() if _ROTARY.search(type(module).__name__))
 
 
 def _scalings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -405,12 +405,12 @@ def _decoder_start(model: Any) -> list[int]:
     """The first ids of the decoder: its start token and, in some models, a forced second one."""
     configs = (model.generation_config, model.config)
 
-    def of(name: str) -> int | None:
+    def token_named(name: str) -> int | None:
         return next((v for v in (getattr(source, name, None) for source in configs) if isinstance(v, int)), None)
 
-    starts = (of("decoder_start_token_id"), of("bos_token_id"), of("pad_token_id"))
+    starts = map(token_named, ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
     start = next((token for token in starts if token is not None), 0)
-    forced = of("forced_bos_token_id")
+    forced = token_named("forced_bos_token_id")
     return [start] if forced is None else [start, forced]
 
 

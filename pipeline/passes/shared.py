@@ -132,7 +132,7 @@ class HeldPrefixes:
         """Create an empty collection."""
         self._held: dict[tuple[int, ...], Any] = {}
 
-    def of(self, lm: LanguageModel, tail: Tail, prefix: Sequence[int]) -> Any:
+    def cache(self, lm: LanguageModel, tail: Tail, prefix: Sequence[int]) -> Any:
         """The cache, with one row, of a prefix of at least one token."""
         key = tuple(prefix)
         if key not in self._held:
@@ -170,7 +170,7 @@ def forward_behind(
     tail, batch = find_tail(lm.model), pad(ids, lm.device)
     assert tail is not None
     with rule.alone(), torch.inference_mode():
-        cache = (held or HeldPrefixes()).of(lm, tail, prefix)
+        cache = (held or HeldPrefixes()).cache(lm, tail, prefix)
         hidden = _followed(tail, cache, batch.ids).flatten(0, 1)
         rows = hidden.index_select(0, batch.positions.to(hidden.device))
         swept = sweep_rows(logits_of_rows(lm.model, tail, rows), batch.targets, statistics)

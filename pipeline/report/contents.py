@@ -247,7 +247,7 @@ class Folders:
     prefixes: tuple[str, ...]  # longest first; each ends with a slash
 
     @classmethod
-    def of(cls, inputs: Iterable[InputRecord]) -> Folders:
+    def find(cls, inputs: Iterable[InputRecord]) -> Folders:
         """The longest common folder of the inputs of each role; where that is the root, the folder of each input."""
         names: dict[str, list[str]] = {}
         for entry in inputs:

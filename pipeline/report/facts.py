@@ -218,11 +218,11 @@ def _role_counts(receipts: Sequence[Receipt], duplicates: Counter[str], planned:
                 n_judged=sum(receipt.n_judged for receipt in shards),
                 n_truncated=sum(receipt.n_truncated for receipt in shards),
                 tokens=sum(receipt.tokens for receipt in shards),
-                digest=_digest_of(shards) if len(shards) == planned[role] else None,
+                digest=_documents_digest(shards) if len(shards) == planned[role] else None,
             )
 
 
-def _digest_of(receipts: Sequence[Receipt]) -> str:
+def _documents_digest(receipts: Sequence[Receipt]) -> str:
     """One digest of the documents of all given shards."""
     digests = [receipt.documents for receipt in sorted(receipts, key=lambda receipt: receipt.shard)]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()

@@ -191,7 +191,7 @@ def _without_messages(quarantine: QuarantineReport) -> QuarantineReport:
 
 def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Sequence[FigureImage]]) -> str:
     """The page: everything except the table of documents, and as many of these as the size limit allows."""
-    folders = Folders.of(run.manifest.inputs)
+    folders = Folders.find(run.manifest.inputs)
     report = _without_folders(report, folders)
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""

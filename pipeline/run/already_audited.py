@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.config.audit import AuditConfig
-from pipeline.corpus.shard import OF_A_SHARD, Shard
+from pipeline.corpus.shard import SHARD_FIELDS, Shard
 from pipeline.errors import IncompleteError, UserError
 from pipeline.run import remedies as wording
 from pipeline.run.history import read_history
@@ -31,9 +31,9 @@ from pipeline.store.files import Store, real_address
 from pipeline.store.receipts import Receipt, read_filed, read_receipts
 
 _DETECTORS = "detectors"
-_OF_A_RUN = frozenset(
+_RUN_FIELDS = frozenset(
     {
-        *OF_A_SHARD,
+        *SHARD_FIELDS,
         *("document_bytes", "pixels"),
         *("batch_tokens", "gradient_tokens", "device", "seed", "code"),
         *("sketch", AGAINST, _DETECTORS),
@@ -65,7 +65,7 @@ class ScoringBasis:
     selections: frozenset[tuple[str, str]]  # direction and column of its selections
 
     @classmethod
-    def of(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringBasis:
+    def required(cls, config: AuditConfig, fingerprint: Mapping[str, Any]) -> ScoringBasis:
         """What an audit requires of the earlier runs that it relies on.
 
         Args:
@@ -73,7 +73,7 @@ class ScoringBasis:
             fingerprint: fingerprint of its scores.
         """
         selections = frozenset((one.direction, column) for one in config.selections for column in one.detectors)
-        parts = {key: value for key, value in fingerprint.items() if key not in _OF_A_RUN}
+        parts = {key: value for key, value in fingerprint.items() if key not in _RUN_FIELDS}
         return cls(parts, tuple(sorted({column for _, column in selections}) or fingerprint[_DETECTORS]), selections)
 
     def difference(self, fingerprint: Mapping[str, Any]) -> str | None:
@@ -81,7 +81,7 @@ class ScoringBasis:
         unscored = [column for column in self.detectors if column not in fingerprint.get(_DETECTORS, ())]
         if unscored:
             return wording.never_scored(unscored[0])
-        for key in sorted({*self.parts, *fingerprint} - _OF_A_RUN):
+        for key in sorted({*self.parts, *fingerprint} - _RUN_FIELDS):
             theirs, mine = fingerprint.get(key), self.parts.get(key)
             if mine is None and (key == "plugins" or key.startswith("reference_")):
                 continue
@@ -134,7 +134,7 @@ def reconcile_audited_texts(
             f"run {store.url} started without against {config.against}, or has lost its {AUDITED_RECORD}: start a new "
             "run directory"
         )
-    basis, counted, keys = ScoringBasis.of(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
+    basis, counted, keys = ScoringBasis.required(config, fingerprint), [], [np.empty(0, dtype=np.int64)]
     for run in dict.fromkeys(runs):
         if run == store.url:
             continue
@@ -173,7 +173,7 @@ def audited_by(store: Store, basis: ScoringBasis) -> np.ndarray:
         if (difference := basis.difference(receipt.fingerprint)) is not None:
             raise UserError(f"run {store.url} scored differently, so its answers are not comparable: {difference}")
     _check_answered(store, basis)
-    keys = [_keys_of(store, receipts, by_id)]
+    keys = [_read_text_keys(store, receipts, by_id)]
     record = read_record(store, AUDITED_RECORD, AuditedRecord, wording.NEW_RUN, wording.PUT_BACK)
     if record is not None and set(basis.detectors) <= set(record.detectors):
         keys.append(read_audited_keys(store, record.sha256))
@@ -196,7 +196,7 @@ def _check_answered(store: Store, basis: ScoringBasis) -> None:
             )
 
 
-def _keys_of(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard]) -> np.ndarray:
+def _read_text_keys(store: Store, receipts: list[Receipt], shards: Mapping[str, Shard]) -> np.ndarray:
     """The text keys of the scored audit documents, without those that repeat an id of an earlier shard."""
     repeats = None
     if store.exists(DUPLICATES):

@@ -42,7 +42,7 @@ class CommonFailure:
     under_way: dict[str, int] = field(default_factory=dict)  # shard -> its documents that failed so far
 
     @classmethod
-    def of(cls, stage: Stage, store: Store, config: AuditConfig) -> CommonFailure:
+    def watch(cls, stage: Stage, store: Store, config: AuditConfig) -> CommonFailure:
         """The failures of a stage, of which no shard has ended yet; an error budget of 1 allows all."""
         return cls(stage, store, config.error_budget >= 1)
 

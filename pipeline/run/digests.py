@@ -40,7 +40,7 @@ HISTORY_FILE = f"selection/{HISTORY}"
 DOCUMENTS = "documents"
 """Folder of a selection with the verdicts on all documents; each file is checked when it is read."""
 
-_OF_RUN = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, AUDITED_RECORD: PUT_BACK}
+_RUN_FILES = {MANIFEST_FILE: REWRITTEN, SHARDS_FILE: REWRITTEN, KEYS_FILE: REWRITTEN, AUDITED_RECORD: PUT_BACK}
 """Files that answers depend on and `seenset select` does not write, each with its remedy."""
 
 
@@ -208,7 +208,7 @@ class VerdictTables:
     digests: AnswerDigests
 
     @classmethod
-    def of(cls, store: Store, selection: str, receipts: Iterable[Receipt] | None = None) -> VerdictTables:
+    def open(cls, store: Store, selection: str, receipts: Iterable[Receipt] | None = None) -> VerdictTables:
         """The verdict tables of a selection.
 
         Args:
@@ -255,7 +255,7 @@ def no_digests(store: Store, selection: str) -> DamagedError:
 def changed_file(store: Store, name: str, missing: bool) -> DamagedError:
     """The error for a missing or changed file, with the command that writes it again."""
     fault = NOT_OF_ANSWER if name == MANIFEST_FILE and not missing else not_as_written(missing)
-    return DamagedError(f"{store.url}/{name}", fault, _OF_RUN.get(name) or answered_by(store.url))
+    return DamagedError(f"{store.url}/{name}", fault, _RUN_FILES.get(name) or answered_by(store.url))
 
 
 def _digest(store: Store, name: str) -> str | None:

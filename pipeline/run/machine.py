@@ -147,7 +147,7 @@ def actor_shape(resources: ResourcesConfig, nodes: Sequence[Node]) -> ActorShape
     too_large = f"gpus_per_actor is {gpus:g}"
     if gpus <= largest.gpus:
         too_large = f"cpus_per_actor is {shape.cpus}" + (f" with {gpus:g} GPUs" if gpus else "")
-    where = "this machine" if len(nodes) == 1 else largest_of(len(nodes))
+    where = "this machine" if len(nodes) == 1 else largest_node(len(nodes))
     raise UserError(f"resources.{too_large}, {where} has {largest.gpus:g} GPUs and {largest.cpus:g} CPUs")
 
 
@@ -191,6 +191,6 @@ def copies_on_a_node(resources: ResourcesConfig, nodes: Sequence[Node], shape: A
     return min(held, resources.actors_between(held, held)[1])
 
 
-def largest_of(nodes: int) -> str:
+def largest_node(nodes: int) -> str:
     """The node of a cluster that a message is about."""
     return f"the largest of {nodes} nodes"

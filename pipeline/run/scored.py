@@ -17,7 +17,7 @@ from pipeline.corpus.known_texts import KnownTexts, repeated_ids
 from pipeline.corpus.near_duplicates import SKETCH_TYPE, stack_sketches
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
-from pipeline.corpus.shard import OF_A_SHARD, Shard
+from pipeline.corpus.shard import SHARD_FIELDS, Shard
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.run.records import DUPLICATES, KEYS_FILE
 from pipeline.run.remedies import REPEATED_ID
@@ -272,7 +272,7 @@ def trained_texts(store: Store, near_copies: float, needed: bool = False) -> Kno
 
 
 def _one_fingerprint(receipts: Sequence[Receipt]) -> None:
-    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in OF_A_SHARD}
+    first = {key: value for key, value in receipts[0].fingerprint.items() if key not in SHARD_FIELDS}
     for receipt in receipts[1:]:
         for key, value in first.items():
             other = receipt.fingerprint.get(key)

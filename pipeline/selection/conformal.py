@@ -232,7 +232,7 @@ class Sample:
     rows: np.ndarray
 
     @classmethod
-    def of(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
+    def draw(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
         """The sample of one shard: int64 keys (documents,), rows (documents, columns)."""
         return cls._smallest(size, shuffled(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
 

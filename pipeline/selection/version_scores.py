@@ -113,7 +113,7 @@ class VersionPart:
         """The documents in order, the row of each version here, and the preference of their forms."""
         numbered = replace(self.scores, scores=np.arange(self.scores.scores.size, dtype=np.float64))
         joined = joined_versions([replace(self, scores=numbered)])
-        return joined, joined.scores.astype(np.int64), Preference.of(joined)
+        return joined, joined.scores.astype(np.int64), Preference.fit(joined)
 
 
 def pooled_residuals(parts: Sequence[VersionPart]) -> VersionScores:
@@ -250,7 +250,7 @@ def mirrored_list(
         z: >= 1; max k - 1 is used if that is smaller.
         order: any function of masked data; default: `gap_statistic`.
     """
-    ranks, z = version_ranks(scores, seed), _mirror_of(scores.sizes, z)
+    ranks, z = version_ranks(scores, seed), _mirror_ranks(scores.sizes, z)
     signs, groups = _mirrored(scores, ranks, z, seed)
     statistic = (order or gap_statistic)(scores.scores, scores.offsets, groups)
     places = np.flatnonzero(signs).tolist()
@@ -273,10 +273,10 @@ def fewest_versions(q: Fraction, sizes: np.ndarray, z: int = MIRROR) -> int:
         sizes: int64, (documents,): number of versions of each document, at least one document.
         z: as in `mirrored_list`.
     """
-    return math.ceil(1 / (_mirror_of(sizes, z) * q))
+    return math.ceil(1 / (_mirror_ranks(sizes, z) * q))
 
 
-def _mirror_of(sizes: np.ndarray, z: int) -> int:
+def _mirror_ranks(sizes: np.ndarray, z: int) -> int:
     return max(1, min(z, int(sizes.max(initial=2)) - 1))
 
 
@@ -360,7 +360,7 @@ def preference_residuals(scores: VersionScores) -> VersionScores:
     Args:
         scores: scores of versions; returned unchanged if they have no forms, or none that varies enough.
     """
-    return Preference.of(scores).residuals(scores)
+    return Preference.fit(scores).residuals(scores)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -372,7 +372,7 @@ class Preference:
     penalised: np.ndarray = field(default_factory=lambda: np.empty(0))  # (columns, columns)
 
     @classmethod
-    def of(cls, scores: VersionScores) -> Preference:
+    def fit(cls, scores: VersionScores) -> Preference:
         """The preference of some versions. Two threads multiply; sums of integer counts are exact."""
         if scores.forms is None:
             return cls()

@@ -159,13 +159,13 @@ class Stage:
         """The stages in `reads` whose rows have a column."""
         return tuple(stage for stage in self.reads if column in stage.schema.names)
 
-    def fingerprint_of(self, shard: Shard) -> dict[str, Any]:
+    def fingerprint_for(self, shard: Shard) -> dict[str, Any]:
         """The fingerprint of the receipt of a shard."""
         return shard_fingerprint(self.fingerprint, shard)
 
     def identity(self, shard: Shard) -> dict[str, Any]:
         """Everything that affects a row of a shard, except the setting `grows`."""
-        return without(self.fingerprint_of(shard), self.grows)
+        return without(self.fingerprint_for(shard), self.grows)
 
     def answers(self, shard: Shard, store: Store) -> Answers:
         """The endpoint's answers for a shard that are not in a receipt yet."""

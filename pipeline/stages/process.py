@@ -141,7 +141,7 @@ def file_rows(stage: Stage, shard: Shard, store: Store, output: Output, seconds:
         data=data,
         quarantine=quarantine,
         reasons=dict(sorted(Counter(reason for _, reason, _ in output.refused.values()).items())),
-        fingerprint=stage.fingerprint_of(shard),
+        fingerprint=stage.fingerprint_for(shard),
         files=files,
         documents=documents,
         tokens=output.tokens if spent is None or not spent.tokens else spent.tokens,

@@ -49,7 +49,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     settings = ScoreSettings(
         config.model,
         reference,
-        DetectorChoice.of(config.detectors),
+        DetectorChoice(tuple(config.detectors)),
         plugin_code(config.import_, detectors),
         described if wanted.adapters is None else wanted.adapters,
         config.max_tokens,

@@ -319,7 +319,7 @@ def read_filed(
     where = f"{store.url}/{name}"
     try:
         data = check_filed(store, name, record)
-        table = _table_of(data, columns)
+        table = _parse_table(data, columns)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"cannot read {where}: {error_line(error)}") from None
     if len(table) != record.rows:
@@ -327,7 +327,7 @@ def read_filed(
     return table
 
 
-def _table_of(data: bytes, columns: Sequence[str] | None) -> pa.Table:
+def _parse_table(data: bytes, columns: Sequence[str] | None) -> pa.Table:
     """Parse a table of a few thousand rows; `pq.read_table` takes four times as long, because of its threads.
 
     Raises:

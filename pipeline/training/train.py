@@ -186,7 +186,7 @@ class _Training:
     checkpoint: TrainingCheckpoint
 
     @classmethod
-    def of(
+    def prepare(
         cls,
         documents: Sequence[Any],
         described: Any,
@@ -245,7 +245,7 @@ def train(
             raise UserError(f"fine-tuning text {index}: {problem}")
     documents *= config.copies
     lesson = _Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
-    return _carry_on(model, _Training.of(documents, documents, lesson, config, output_folder, options))
+    return _carry_on(model, _Training.prepare(documents, documents, lesson, config, output_folder, options))
 
 
 def _check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
@@ -548,7 +548,7 @@ def train_pictures(
 
     described = [[hashlib.sha256(one.picture).hexdigest(), one.ids, one.first] for one in documents]
     lesson = _Lesson(loss, lambda one: len(one) - one.first, lm.processor, loss)
-    return _carry_on(lm.model, _Training.of(documents, described, lesson, config, output_folder, options))
+    return _carry_on(lm.model, _Training.prepare(documents, described, lesson, config, output_folder, options))
 
 
 def _captioned(lm: LanguageModel, index: int, picture: bytes, caption: str, max_tokens: int) -> _CaptionedPicture:

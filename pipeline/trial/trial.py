@@ -52,9 +52,8 @@ from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
-from pipeline.trial import table
+from pipeline.trial import table, trial_page
 from pipeline.trial import texts as wording
-from pipeline.trial import trial_page as page
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, trial_audit
 from pipeline.trial.progress import TrialProgress
@@ -312,13 +311,13 @@ class _Trial:
         if config.detectors == self.base.detectors:
             as_written["selections"] = self.base.selections
         audited = config.model_copy(update=as_written)
-        key = self.key_of(audited, planned.model)
+        key = self.score_key(audited, planned.model)
         if key not in self.audits:
             self.audits[key] = self.run_audit(audited, planned, key, index)
         self.progress.end_audit()
         return self.audits[key]
 
-    def key_of(self, config: TrialConfig, model: ModelConfig) -> str:
+    def score_key(self, config: TrialConfig, model: ModelConfig) -> str:
         """A name for the scores, from all values that could change one and the documents."""
         files: dict[str, str] = {role: role for role in ("audit", *self.base.roles())}
         fingerprint = plan_stages(trial_audit(config, model, files))[-1].fingerprint
@@ -452,7 +451,7 @@ class _Trial:
                 self.store.write_table(f"{name}.parquet", table.to_arrow(table_rows))
         self.store.write("tables.txt", as_text(tables).encode())
         images = [
-            *page.selection_figures(selections, settings),
+            *trial_page.selection_figures(selections, settings),
             *self.detector_images(detectors, varied, audited[0][0].pool),
         ]
         for image in images:
@@ -470,14 +469,14 @@ class _Trial:
             **rows,
         }
         self.store.write_json("trial.json", {**facts, "reports": reports})
-        written = page.trial_page(self.base, facts, settings, tables, images, reports)
+        written = trial_page.trial_page(self.base, facts, settings, tables, images, reports)
         self.store.write(PAGE, written.encode("utf-8", "replace"))
         return TrialOutcome(facts, tables, self.store.url, reports, f"{self.store.url}/{PAGE}")
 
     def detector_images(self, rows: Sequence[Row], varied: Sequence[str], pool: Pool) -> list[FigureImage]:
         """AUC of the detectors over the sweep, or their ROC curves on the first model."""
         if varied:
-            return [page.detector_figure(rows, varied)]
+            return [trial_page.detector_figure(rows, varied)]
         areas = {row["detector"]: row["auc"] for row in rows}
         samples = {column: _sample(pool, column) for column, area in areas.items() if area is not None}
         curves = {column: roc(sample.trained, sample.untrained) for column, sample in samples.items()}

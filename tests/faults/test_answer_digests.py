@@ -82,7 +82,7 @@ def said_by_report(run: Path) -> str:
     """All that the page and report.json are made of."""
     store = Store(str(run))
     facts = read_facts(store)
-    return repr((facts, read_listings(store, facts.selections, Folders.of(facts.manifest.inputs), True, 1_000_000)))
+    return repr((facts, read_listings(store, facts.selections, Folders.find(facts.manifest.inputs), True, 1_000_000)))
 
 
 def said_by_export(run: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 from simulation import Estimate
 
 from pipeline.checks.dependent_documents import breaks_bounds
-from pipeline.run.summary import NearDuplicates as NearCopies
+from pipeline.run.summary import NearDuplicates
 from pipeline.selection.blocks import EXCESS, INFLATION, Blocks, Related, Sizes
 from pipeline.selection.bounds import bounds_of_lists
 from pipeline.selection.conformal import Grid, RankCounts
@@ -63,9 +63,9 @@ def inflation(documents: int, copies: int) -> Fraction:
     return Fraction(1) if found is None else found.factor
 
 
-def record(documents: int, copies: int) -> NearCopies:
+def record(documents: int, copies: int) -> NearDuplicates:
     families = documents // copies
-    return NearCopies(
+    return NearDuplicates(
         n_documents=documents,
         whole=True,
         n_copies=documents if copies > 1 else 0,
@@ -153,6 +153,6 @@ def test_a_bound_is_stated_only_with_few_near_copies_that_calibrate(n: int, m: i
     assert (falsely_counted(n, m, copies) <= 0.05 + noise) is stated
 
 
-def with_one_family(n: int, copies: int) -> NearCopies:
+def with_one_family(n: int, copies: int) -> NearDuplicates:
     effective = (n + copies) ** 2 / (n + copies**2)
     return record(n + copies, 1).model_copy(update={"n_distinct": n + 1, "effective": effective, "largest": copies})

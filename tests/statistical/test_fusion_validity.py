@@ -128,9 +128,9 @@ def sampled_adadetect(calibration: np.ndarray, audit: np.ndarray, alpha: Fractio
     keys = np.random.default_rng(int(1e6 * abs(audit[0, 0]))).integers(2**63, size=len(calibration) + len(audit))
     known, ids = keys[: len(calibration)], keys[len(calibration) :]
     chosen = halves(known, 0)
-    sample = Sample.of(known[~chosen], calibration[~chosen], 0, size=40)
+    sample = Sample.draw(known[~chosen], calibration[~chosen], 0, size=40)
     for part in np.array_split(np.arange(len(audit)), 3):
-        sample = sample + Sample.of(ids[part], audit[part], 0, size=40)
+        sample = sample + Sample.draw(ids[part], audit[part], 0, size=40)
     learnt = fit_score(calibration[chosen], sample.rows)
     others = calibrate(learnt.score(calibration[~chosen]))
     return bh(ranks(learnt.score(audit), others, "members"), others.size, alpha)

@@ -10,8 +10,7 @@ from pipeline.checks.classifier import blind_result, word_model
 from pipeline.checks.dependent_documents import LARGE
 from pipeline.checks.families import one_role_p
 from pipeline.checks.held_out_auc import Compared, HeldOut, held_out
-from pipeline.checks.held_out_tail import TAIL_LEVEL as LEVEL
-from pipeline.checks.held_out_tail import blind_tail, cauchy
+from pipeline.checks.held_out_tail import TAIL_LEVEL, blind_tail, cauchy
 from pipeline.checks.words import word_counts
 from pipeline.corpus.near_duplicates import near_families, sketches_of_texts
 from tests.helpers.mean_classifier import Means
@@ -34,7 +33,7 @@ def alarms(counts: tuple[int, int], size: int, runs: int = RUNS) -> int:
         features = np.sqrt(rho) * common + np.sqrt(1 - rho) * rng.normal(size=(group.size, FEATURES))
         held = held_out(features, Compared.of(audited, group), run, Means())
         assert held is not None
-        found += blind_tail(held)[0] <= LEVEL
+        found += blind_tail(held)[0] <= TAIL_LEVEL
     return found
 
 
@@ -42,7 +41,7 @@ def alarms(counts: tuple[int, int], size: int, runs: int = RUNS) -> int:
 def test_documents_that_are_alike_have_a_tail_in_at_most_one_of_a_hundred_runs(
     counts: tuple[int, int], size: int
 ) -> None:
-    assert alarms(counts, size) <= binom.ppf(0.999, RUNS, LEVEL)
+    assert alarms(counts, size) <= binom.ppf(0.999, RUNS, TAIL_LEVEL)
 
 
 def texts(rng: np.random.Generator, count: int, words: int = 80) -> list[str]:
@@ -74,7 +73,7 @@ def test_two_percent_of_another_genre_is_found_where_the_blind_test_sees_nothing
         held = halved(n, genre(np.random.default_rng(seed), n // 50), seed)
         p_value, tail, _ = blind_tail(held)
         assert blind_result(held).outcome != "failed"
-        assert p_value <= LEVEL
+        assert p_value <= TAIL_LEVEL
         assert tail[-n // 50 :].mean() > 0.8
         assert tail.mean() < 0.06
         assert tail[:n].mean() < 0.05
@@ -90,9 +89,9 @@ def test_repeated_texts_are_blocks_and_families_only_from_five_documents(kinds: 
         families = near_families(np.array([np.frombuffer(one, np.uint8) for one in sketches_of_texts(unlike)]))
         assert np.bincount(families).tolist() == [copies] * kinds
         block = np.concatenate([np.arange(2 * n - len(unlike)), 2 * n + families])
-        found += blind_tail(halved(n, unlike, seed, block))[0] <= LEVEL
+        found += blind_tail(halved(n, unlike, seed, block))[0] <= TAIL_LEVEL
     assert found <= 1
-    assert (copies >= LARGE and one_role_p(copies, n, n, kinds) <= LEVEL) is (copies == 30)
+    assert (copies >= LARGE and one_role_p(copies, n, n, kinds) <= TAIL_LEVEL) is (copies == 30)
 
 
 def test_one_large_p_value_cancels_no_small_one_and_equal_ones_combine_to_themselves() -> None:

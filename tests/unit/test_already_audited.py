@@ -96,7 +96,7 @@ def test_runs_are_alike_in_all_that_the_detectors_of_the_selections_depend_on(
     change: dict[str, Any], difference: str | None, tmp_path: Path
 ) -> None:
     made_of = {"model": "m1", "dtype": "float32", "max_tokens": 1024, "seed": 0, "detectors": ["loss"]}
-    terms = ScoringBasis.of(scan(tmp_path, tmp_path, "scan", [0]), made_of)
+    terms = ScoringBasis.required(scan(tmp_path, tmp_path, "scan", [0]), made_of)
     assert terms.difference({**made_of, **change}) == difference
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.errors import IncompleteError, UserError
-from pipeline.export import export_folder as place
+from pipeline.export import export_folder
 from pipeline.export.export_folder import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import choose_form
 from pipeline.plan.description import build_config
@@ -119,16 +119,16 @@ def test_a_killed_export_is_not_taken_for_a_whole_one_and_goes_on(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     run, done = str(finished / "w/run"), []
-    whole = place.ExportFolder.file
+    whole = export_folder.ExportFolder.file
 
-    def file_until(folder: place.ExportFolder, name: str) -> Any:
+    def file_until(folder: export_folder.ExportFolder, name: str) -> Any:
         done.append(name)
         if len(done) == calls:
             (tmp_path / f"out/.{name}.0123abcd").write_bytes(b"half")  # as a kill leaves it
             raise KeyboardInterrupt
         return whole(folder, name)
 
-    monkeypatch.setattr(place.ExportFolder, "file", file_until)
+    monkeypatch.setattr(export_folder.ExportFolder, "file", file_until)
     with pytest.raises(KeyboardInterrupt):
         export(run, tmp_path / "out")
     monkeypatch.undo()

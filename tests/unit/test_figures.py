@@ -194,7 +194,7 @@ def test_without_a_curve_or_bound_no_claim_is_made() -> None:
 
 def tally(names: Sequence[str | None], selected: Sequence[bool] | None = None) -> GroupTally:
     chosen = np.zeros(len(names), dtype=bool) if selected is None else np.array(selected)
-    return GroupTally.of(pa.chunked_array([pa.array(names, pa.string())]), chosen)
+    return GroupTally.count(pa.chunked_array([pa.array(names, pa.string())]), chosen)
 
 
 def test_groups_are_counted_the_same_in_any_order_and_however_the_shards_are_cut() -> None:

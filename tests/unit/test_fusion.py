@@ -199,9 +199,9 @@ def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves(
     keys = np.arange(10_000)
     chosen = halves(keys, 4)
     assert 2_000 < (chosen & halves(keys, 1)).sum() < 3_000
-    sampled = Sample.of(keys, chosen[:, None].astype(float), 4, size=2_500).rows
+    sampled = Sample.draw(keys, chosen[:, None].astype(float), 4, size=2_500).rows
     assert abs(sampled.mean() - 0.5) < 4 * 0.5 / 50
-    rows = Sample.of(np.arange(20_001), np.arange(20_001)[:, None], 0).rows
+    rows = Sample.draw(np.arange(20_001), np.arange(20_001)[:, None], 0).rows
     assert (len(rows), rows[0]) == (20_000, 13_575), "the same document on every machine"
 
 
@@ -209,8 +209,8 @@ def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves(
 def test_a_sample_does_not_depend_on_shards(size: int, shards: int) -> None:
     keys = np.arange(50) * 7919
     rows = np.stack([keys, -keys], axis=1).astype(float)
-    whole = Sample.of(keys, rows, 3, size)
-    parts = [Sample.of(keys[i::shards], rows[i::shards], 3, size) for i in range(shards)]
+    whole = Sample.draw(keys, rows, 3, size)
+    parts = [Sample.draw(keys[i::shards], rows[i::shards], 3, size) for i in range(shards)]
     merged = reduce(add, reversed(parts))
     assert np.array_equal(merged.rows, whole.rows)
     assert np.array_equal(merged.hashes, whole.hashes)

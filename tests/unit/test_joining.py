@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.compare.finished_runs import JoinedRuns, refuse_different
 from pipeline.report.contents import common_folder
-from pipeline.store import external_sort as pieces
+from pipeline.store import external_sort
 from tests.helpers.commands import user_error
 
 
@@ -36,7 +36,7 @@ documents = st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(0, 2)), m
 
 
 @settings(max_examples=80)
-@given(st.lists(documents, min_size=2, max_size=3), st.sampled_from([3, pieces.ROWS]))
+@given(st.lists(documents, min_size=2, max_size=3), st.sampled_from([3, external_sort.ROWS]))
 def test_runs_share_the_documents_whose_id_and_text_are_the_same(
     runs: list[list[tuple[str, int]]], in_memory: int
 ) -> None:
@@ -48,8 +48,8 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(
     common = set.intersection(*map(set, keys))
     shared = {name for name in common if len({one[name] for one in keys if one[name]}) <= 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "ROWS", in_memory)
-        patch.setattr(pieces, "_BATCH", min(2, in_memory))
+        patch.setattr(external_sort, "ROWS", in_memory)
+        patch.setattr(external_sort, "_BATCH", min(2, in_memory))
         rows = joined(runs)
         parts, counts = list(rows.parts()), rows.count()
         rows.close()
@@ -65,8 +65,8 @@ def test_runs_share_the_documents_whose_id_and_text_are_the_same(
 
 
 def test_few_of_the_joined_rows_stand_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "ROWS", 64)
-    monkeypatch.setattr(pieces, "_BATCH", 16)
+    monkeypatch.setattr(external_sort, "ROWS", 64)
+    monkeypatch.setattr(external_sort, "_BATCH", 16)
     sizes = [len(part.shared[0]) for part in joined([[(f"d{i:04}", 1) for i in range(900)]] * 2).parts()]
     assert (sum(sizes), max(sizes) < 700) == (900, True)
 

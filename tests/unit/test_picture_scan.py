@@ -242,11 +242,11 @@ def test_all_that_changes_a_row_is_in_the_fingerprint(tmp_path: Path, llava: Pat
     again = plan_stages(trial_audit(tmp_path, llava))
     assert [stage.fingerprint for stage in again] == [described.fingerprint, scored.fingerprint]
     narrow = trial_audit(tmp_path, llava, limits={"picture_pixels": 10_000})
-    of_shards = [plan_stages(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in (config, narrow)]
+    of_shards = [plan_stages(one)[-1].fingerprint_for(make_plan(one).shards[0]) for one in (config, narrow)]
     assert of_shards[0] != of_shards[1]
     without = {"audit": {"path": str(tmp_path / "audit.parquet"), "image": "image"}}
     generated = [trial_audit(tmp_path, llava, detectors=DETECTORS[:1], **more) for more in ({}, {"corpus": without})]
-    of_shards = [plan_stages(one)[-1].fingerprint_of(make_plan(one).shards[0]) for one in generated]
+    of_shards = [plan_stages(one)[-1].fingerprint_for(make_plan(one).shards[0]) for one in generated]
     assert of_shards[0] != of_shards[1]
     processor = llava / "processor_config.json"
     before = processor.read_text()

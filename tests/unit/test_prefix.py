@@ -91,11 +91,11 @@ def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny
     assert [call["input_ids"].numel() for call in calls] == [100, 40, 40, 40, 40]
     held, tail = shared.HeldPrefixes(), shared.find_tail(tiny.model)
     with torch.inference_mode():
-        short = [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
-        assert [held.of(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short
-        long = held.of(tiny, tail, [5] * (shared.HELD - 100))
-        assert held.of(tiny, tail, [5] * (shared.HELD - 100)) is long
-        assert held.of(tiny, tail, range(2, 102)) is not short[0]
+        short = [held.cache(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)]
+        assert [held.cache(tiny, tail, range(start, start + 100)) for start in (2, 3, 4)] == short
+        long = held.cache(tiny, tail, [5] * (shared.HELD - 100))
+        assert held.cache(tiny, tail, [5] * (shared.HELD - 100)) is long
+        assert held.cache(tiny, tail, range(2, 102)) is not short[0]
 
 
 def test_a_prefix_keeps_its_end_as_far_as_it_fits_beside_the_longest_text() -> None:

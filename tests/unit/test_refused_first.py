@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.compared_runs import benchmark_run, copied
+from compared_runs import benchmark_run, copied
 
 import seenset
 from tests.helpers.commands import refusal, user_error

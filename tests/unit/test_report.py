@@ -437,7 +437,7 @@ def many(rows: int, **columns: Any) -> pa.Table:
 
 def listing_of(store: Store, room: int = 4_000_000, texts: bool = True) -> Listing:
     run = read_facts(store)
-    return read_listings(store, run.selections, Folders.of(run.manifest.inputs), texts, room)["members"]
+    return read_listings(store, run.selections, Folders.find(run.manifest.inputs), texts, room)["members"]
 
 
 def test_what_there_is_no_room_for_is_left_out_from_the_end(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_model_is_called_by_its_name_and_runs_by_what_tells_their_paths_apart(
 def test_the_folder_of_an_input_is_what_all_inputs_of_its_role_share() -> None:
     def folders_of(*names: tuple[str, str]) -> Folders:
         inputs: list[Any] = [SimpleNamespace(role=role, name=name, format="jsonl") for role, name in names]
-        return Folders.of(inputs)
+        return Folders.find(inputs)
 
     names = [("audit", "/a/b/x.jsonl"), ("audit", "/a/b/c/y.jsonl"), ("unseen", "s3://k/z/u.parquet"), ("seen", "s")]
     folders = folders_of(*names)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from pipeline.config.models import ModelConfig
-from pipeline.models import gguf_cache as unpacked
+from pipeline.models import gguf_cache
 from pipeline.models.checkpoints import locate
 from pipeline.models.files import process_folder
 from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model
@@ -37,9 +37,9 @@ def file(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SEENSET_CACHE", str(tmp_path / "cache"))
-    unpacked._warn.cache_clear()
+    gguf_cache._warn.cache_clear()
     yield tmp_path / "cache"
-    unpacked._warn.cache_clear()
+    gguf_cache._warn.cache_clear()
 
 
 def entries(cache: Path) -> list[Path]:
@@ -160,7 +160,7 @@ def test_a_user_without_a_home_directory_has_a_folder_of_the_process(monkeypatch
     for name in ("SEENSET_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    assert unpacked.cache_folder() == process_folder()
+    assert gguf_cache.cache_folder() == process_folder()
 
 
 def _lose(weights: dict[str, torch.Tensor]) -> None:
@@ -220,7 +220,7 @@ def test_a_damaged_entry_and_what_a_killed_process_left_are_made_anew(damage: st
     open_model(config)
     (entry,) = entries(cache)
     data = (entry / "model.safetensors").read_bytes()
-    DAMAGE[damage](entry / "model.safetensors", entry / unpacked.ENTRY_FILE, data)
+    DAMAGE[damage](entry / "model.safetensors", entry / gguf_cache.ENTRY_FILE, data)
     half = entry.with_name(f".{entry.name}-killed")
     half.mkdir()
     (half / "model.safetensors").write_bytes(b"half")
@@ -245,7 +245,7 @@ def test_a_disk_that_is_full_in_both_places_is_one_line(file: Path, cache: Path)
                 )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        for folder in unpacked._folders(locate(config, weights=True), "float32"):
+        for folder in gguf_cache._folders(locate(config, weights=True), "float32"):
             assert [path.name for path in folder.parent.iterdir()] == [f"{folder.name}.lock"]
         assert_same(open_model(config).model, as_transformers_reads_it(file, "float32"))
 
@@ -267,7 +267,7 @@ def test_processes_that_ask_at_once_get_the_same_model_and_one_entry(file: Path,
 def test_a_large_file_is_kept_in_the_dtype_that_is_asked_for(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unpacked, "SMALL_FILE", 1000)
+    monkeypatch.setattr(gguf_cache, "SMALL_FILE", 1000)
     config = ModelConfig(path=str(file), dtype="bfloat16")
     check_model(config)
     assert entries(cache) == []  # a plan of a large model unpacks nothing
@@ -297,8 +297,8 @@ def test_the_cache_has_the_place_that_the_environment_names(monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.delenv("SEENSET_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert unpacked.cache_folder() == Path("/home/somebody/.cache/seenset")
+    assert gguf_cache.cache_folder() == Path("/home/somebody/.cache/seenset")
     monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
-    assert unpacked.cache_folder() == Path("/scratch/seenset")
+    assert gguf_cache.cache_folder() == Path("/scratch/seenset")
     monkeypatch.setenv("SEENSET_CACHE", "~/models")
-    assert unpacked.cache_folder() == Path("/home/somebody/models")
+    assert gguf_cache.cache_folder() == Path("/home/somebody/models")

@@ -19,7 +19,7 @@ from pipeline.config.retired import retired
 from pipeline.corpus.files import Extent, read_head
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, compression_of, kind_of
+from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, binary_kind, suffix_compression
 from pipeline.errors import SettingError, UserError, error_line, nearest
 
 
@@ -48,7 +48,7 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def format_of(path: str, pictures: bool = False) -> Format | None:
+def suffix_format(path: str, pictures: bool = False) -> Format | None:
     """The format indicated by a file name's suffix, or None.
 
     Args:
@@ -108,7 +108,7 @@ REMEDIES = dict(_remedies())
 """Suffix of files that may hold documents and are not read -> what makes Seenset read them."""
 
 
-def remedy_of(path: str) -> str:
+def format_remedy(path: str) -> str:
     """What makes Seenset read a file of no known format, with the command where there is one; empty if nothing does."""
     lower = path.lower()
     command = next((command for suffix, command in UNPACK.items() if lower.endswith(suffix)), None)
@@ -123,18 +123,18 @@ def remedy_by_content(path: str, head: bytes) -> str | None:
         path: path of the file.
         head: its first bytes.
     """
-    name, packed, kind = os.path.basename(path), compression_of(path), kind_of(head)
-    form = format_of(path, pictures=True)
+    name, packed, kind = os.path.basename(path), suffix_compression(path), binary_kind(head)
+    form = suffix_format(path, pictures=True)
     if kind is None or (form is not None and kind.suffix in form.suffixes):
         return None
     if COMPRESSIONS.get(kind.suffix, "") != packed:
         stem = name if kind.packs and packed is None else os.path.splitext(name)[0]
         renamed = stem + kind.suffix
-        readable, remedy = format_of(renamed, pictures=True) is not None, remedy_of(renamed)
+        readable, remedy = suffix_format(renamed, pictures=True) is not None, format_remedy(renamed)
         then = "" if readable or not remedy else f", then {remedy}"
         return f"by its first bytes it is {kind.words}: rename it to {renamed}{then}"
     try:
-        inner = kind_of(read_head(path))
+        inner = binary_kind(read_head(path))
     except (OSError, EOFError, UserError):
         return None
     unpack = UNPACK[kind.suffix].format(name)
@@ -197,7 +197,7 @@ def _is_label(value: Any) -> bool:
 
 def by_bytes(shard: Shard) -> bool:
     """Whether start and stop of a shard count bytes (uncompressed JSONL) and not rows."""
-    return format_named(shard.format).byte_ranges and compression_of(shard.path) is None
+    return format_named(shard.format).byte_ranges and suffix_compression(shard.path) is None
 
 
 def applicable_dialect(form: Format, dialect: Dialect) -> Dialect:

@@ -250,7 +250,7 @@ class RowEdits:
         self._edits = edits
         self._next = next(edits, None)
 
-    def of(self, row: int) -> TextEdit | None:
+    def at(self, row: int) -> TextEdit | None:
         """The edit of a row; None if the row is unchanged."""
         while self._next is not None and self._next.row < row:
             self._next = next(self._edits, None)

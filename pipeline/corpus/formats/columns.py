@@ -34,13 +34,13 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
         _check_picture_column(schema, source.image, name)
         return
     for column in source.score_columns:
-        if not _is_number(held := _type_of(schema, column)):
+        if not _is_number(held := _column_type(schema, column)):
             numbers = [field.name for field in schema if _is_number(field.type)]
             hint = nearest(column, numbers, "columns of numbers") if numbers else "no column holds numbers"
             raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {hint}")
     if not source.has_text:
         return
-    kind = _type_of(schema, source.content)
+    kind = _column_type(schema, source.content)
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if source.tokens is not None:
         if not listed or not pa.types.is_integer(kind.value_type):
@@ -90,7 +90,7 @@ def _path_in(fields: Sequence[pa.Field], name: str) -> tuple[str, ...] | None:
     return None
 
 
-def _type_of(schema: pa.Schema, name: str) -> pa.DataType:
+def _column_type(schema: pa.Schema, name: str) -> pa.DataType:
     """The type of a column, or of a field `a.b` of a struct."""
     first, *rest = _path_in(list(schema), name) or (name,)
     return functools.reduce(lambda kind, part: kind.field(part).type, rest, schema.field(first).type)
@@ -120,7 +120,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
     """Check that a column holds bytes, records of bytes and path, or text. Raises UserError."""
-    kind = _type_of(schema, column)
+    kind = _column_type(schema, column)
     if pa.types.is_struct(kind):
         parts = {kind.field(index).name for index in range(kind.num_fields)}
         if parts & {"bytes", "path"}:
@@ -214,7 +214,7 @@ def edited_tables(
     top, *inner = _path_in(list(schema), column) or (column,)
     place, row = schema.get_field_index(top), itertools.count()
     for table in tables:
-        changed = [edits.of(next(row)) for _ in range(len(table))]
+        changed = [edits.at(next(row)) for _ in range(len(table))]
         texts = [None if edit is None else edit.after for edit in changed]
         edited = _replaced_field(table.column(place).combine_chunks(), inner, texts)
         yield table.set_column(place, schema.field(place), edited)

@@ -39,7 +39,7 @@ from pipeline.corpus.formats.jsonl import line_ends
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import compression_of
+from pipeline.corpus.unpacking import suffix_compression
 from pipeline.errors import UserError, error_line
 
 _LINE_END = re.compile("\r\n|\r|\n")
@@ -146,7 +146,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
 
     def edited(records: _Records) -> _Records:
         for row, record in records:
-            edit = edits.of(row) if row >= 0 else None
+            edit = edits.at(row) if row >= 0 else None
             if edit is not None and isinstance(record, list):
                 record[position] = str(edit.after)
             yield row, record
@@ -167,7 +167,7 @@ def _rewrite(shard: Shard, name: str, open_file: base.OpenFile, change: Callable
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(name) as sink,
-        packed_file(sink, compression_of(shard.path)) as out,
+        packed_file(sink, suffix_compression(shard.path)) as out,
     ):
         out.write(start.mark + base.encoded(-1, start.separator, shard, start.mark))
         for row, record in change(csv_rows(file, shard.limits.document_bytes, shard.dialect)):

@@ -19,7 +19,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, edited_line, object_columns, parsed_line, parsed_rows
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import compression_of
+from pipeline.corpus.unpacking import suffix_compression
 from pipeline.errors import UserError, error_line
 
 _PIECE = 1 << 20
@@ -165,7 +165,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
     def edited() -> Iterator[tuple[int, bytes]]:
         for row, pieces in itertools.groupby(_numbered(shard), key=lambda piece: piece[0]):
-            edit = edits.of(row)
+            edit = edits.at(row)
             if edit is None:
                 yield from pieces
             else:
@@ -190,7 +190,7 @@ def _numbered(shard: Shard) -> Iterator[tuple[int, bytes]]:
 def _write(shard: Shard, name: str, open_file: base.OpenFile, pieces: Iterator[tuple[int, bytes]]) -> None:
     """Write pieces of elements as an array, with the compression of the file."""
     last = None
-    with open_file(name) as sink, packed_file(sink, compression_of(shard.path)) as out:
+    with open_file(name) as sink, packed_file(sink, suffix_compression(shard.path)) as out:
         for row, piece in pieces:
             out.write((b"[\n" if last is None else b",\n" if row != last else b"") + piece)
             last = row

@@ -29,7 +29,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard, whole_shard
-from pipeline.corpus.unpacking import compression_of
+from pipeline.corpus.unpacking import suffix_compression
 from pipeline.errors import UserError, error_line
 
 _HEAD = 1 << 30  # bytes that must contain the first row
@@ -189,7 +189,7 @@ def lines(shard: Shard) -> Iterator[tuple[int, bytes | Overlong]]:
     """(row number, line) of each line that starts in the shard's byte range; blank lines are skipped."""
     count, document_bytes = 0, shard.limits.document_bytes
     with open_plain(shard.path, shard.limits.unpacked_bytes) as file:
-        stop = shard.stop if compression_of(shard.path) is None else None
+        stop = shard.stop if suffix_compression(shard.path) is None else None
         position = 0
         if shard.start > 0:
             file.seek(shard.start - 1)  # skip the end of a line that started in an earlier shard
@@ -314,7 +314,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(source.name) as sink,
-        packed_file(sink, compression_of(shard.path)) as out,
+        packed_file(sink, suffix_compression(shard.path)) as out,
     ):
         for _, piece in base.kept_numbered(_pieces(file), marks):
             out.write(piece)
@@ -339,10 +339,10 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
     with (
         open_plain(shard.path, shard.limits.unpacked_bytes) as file,
         open_file(names[0]) as sink,
-        packed_file(sink, compression_of(shard.path)) as out,
+        packed_file(sink, suffix_compression(shard.path)) as out,
     ):
         for row, pieces in itertools.groupby(_pieces(file), key=itemgetter(0)):
-            edit = edits.of(row)
+            edit = edits.at(row)
             if edit is None:
                 out.writelines(piece for _, piece in pieces)
             else:

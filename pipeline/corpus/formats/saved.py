@@ -230,7 +230,7 @@ def _batches(dataset: Any, shard: Shard) -> Iterator[tuple[int, pa.RecordBatch]]
 def _names(source: base.ExportSource) -> list[str]:
     if _is_expression(source.first):
         return [f"{source.name}/{file}" for file in (_ONE_FILE, _STATE, _INFO)]
-    inner, split = _split_of(source.first)
+    inner, split = _shard_split(source.first)
     folder = f"{source.name}/{inner}".rstrip("/")
     state = _json(f"{source.first.path}/{inner}".rstrip("/") + f"/{_STATE}")
     names = [f"{folder}/{file}" for file in (*(entry["filename"] for entry in state["_data_files"]), _STATE, _INFO)]
@@ -246,7 +246,7 @@ def _copy(source: base.ExportSource, marks: base.Marks, open_file: base.OpenFile
     if _is_expression(shard):
         _copy_parts(source, marks, open_file)
         return
-    inner, split = _split_of(shard)
+    inner, split = _shard_split(shard)
     place = f"{shard.path}/{inner}".rstrip("/")
     folder = f"{name}/{inner}".rstrip("/")
     state, info = _json(f"{place}/{_STATE}"), _json(f"{place}/{_INFO}")
@@ -280,7 +280,7 @@ def _copy_parts(source: base.ExportSource, marks: base.Marks, open_file: base.Op
     _write_json(open_file, f"{name}/{_INFO}", _renewed(_json(f"{shard.path}/{first}".rstrip("/") + f"/{_INFO}")))
 
 
-def _split_of(shard: Shard) -> tuple[str, str | None]:
+def _shard_split(shard: Shard) -> tuple[str, str | None]:
     """The folder of a saved dataset that is read, and its split; None if the dataset is not a dictionary."""
     if not _has_splits(shard):
         return "", None

@@ -17,7 +17,7 @@ from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import kind_of
+from pipeline.corpus.unpacking import binary_kind
 
 _LONGEST_MARK = 4
 
@@ -43,7 +43,7 @@ def _text(shard: Shard, inner: str) -> str | base.Unreadable:
         if len(data) > most:
             size = len(data) + sum(map(len, iter(lambda: file.read(1 << 20), b"")))
             return base.overlong(Overlong(size), "bytes", shard)
-    if (kind := kind_of(data)) is not None:
+    if (kind := binary_kind(data)) is not None:
         return base.Unreadable(Reason.NOT_TEXT, f"by its first bytes it is {kind.words}")
     dialect = shard.dialect
     if b"\0" in data and not dialect.is_wide and (wide := wide_encoding(data)) is not None:
@@ -103,7 +103,7 @@ def _records(source: base.ExportSource) -> base.Records:
 
 def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: base.OpenFile) -> None:
     for row, (inner, name) in enumerate(zip(shard.files, names, strict=True)):
-        edit = edits.of(row)
+        edit = edits.at(row)
         with fsspec.open(file_path(shard.path, inner), "rb") as file, open_file(name) as sink:
             if edit is None or edit.after is None:
                 shutil.copyfileobj(file, sink, 1 << 20)

@@ -182,8 +182,8 @@ def _answer(question: SelectionInput) -> Query[Answer]:
     calibrate(known.first)
     halved = not len(others.matrix)
     first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
-    sample = Sample.of(known.keys[~first], known.matrix[~first], seed)
-    audited = yield Fold(lambda batch: Sample.of(batch.keys, batch.matrix, seed))
+    sample = Sample.draw(known.keys[~first], known.matrix[~first], seed)
+    audited = yield Fold(lambda batch: Sample.draw(batch.keys, batch.matrix, seed))
     sample = sample if audited is None else sample + audited
     learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
