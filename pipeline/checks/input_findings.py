@@ -13,7 +13,6 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.files import suggested_encoding
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.options import cause_of
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.run.records import Record
@@ -133,7 +132,7 @@ class DocumentTally:
             tally.misfits += reason == Reason.UNDECODABLE
             if reason == Reason.NOT_PERMUTABLE:
                 tally.example = tally.example or message
-                tally.left_out[cause_of(message)] += 1
+                tally.left_out[document.cause] += 1
             else:
                 tally.problem = tally.problem or message
                 tally.reasons[reason] += 1

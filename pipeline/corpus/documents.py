@@ -133,6 +133,7 @@ class Document:
     picture: bytes | None = None  # bytes of its file, not decoded
     versions: TextVersions | None = None
     scores: tuple[float, ...] = ()  # precomputed, finite, of `Shard.scores`; the text is empty if not given
+    cause: str = ""  # what keeps the orders of its options or rows from being its versions, as in "equal options"
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -330,7 +331,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         if not text.strip():
             problem = Unreadable(Reason.EMPTY, "nothing is left of it by text_transform")
     if problem is not None:
-        return Document(row, doc_id, "", label, (problem.reason, problem.message))
+        return Document(row, doc_id, "", label, (problem.reason, problem.message), cause=problem.cause)
     return Document(row, doc_id, text, label, scores=scores)
 
 

@@ -106,12 +106,7 @@ def why_left_out(options: Sequence[str]) -> Unreadable | None:
 
 
 def _not_permutable(cause: str, detail: str) -> Unreadable:
-    return Unreadable(Reason.NOT_PERMUTABLE, f"{cause}: {detail}")
-
-
-def cause_of(message: str) -> str:
-    """What keeps the orders of a document from being its versions, as in "equal options", from its message."""
-    return message.partition(":")[0]
+    return Unreadable(Reason.NOT_PERMUTABLE, f"{cause}: {detail}", cause)
 
 
 def window_orders(

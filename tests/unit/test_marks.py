@@ -17,7 +17,7 @@ from pipeline.corpus.documents import read_shard
 from pipeline.corpus.draw_features import IN_PLACE, OUT_OF_PLACE, UNMARKED, ChoiceItem, item_features
 from pipeline.corpus.inputs import find_inputs
 from pipeline.corpus.marks import option_marks
-from pipeline.corpus.options import cause_of, order_options
+from pipeline.corpus.options import order_options
 from pipeline.corpus.shard import whole_shard
 from pipeline.selection.version_scores import preference_residuals, redraw_p_value
 from pipeline.store.files import Store
@@ -161,7 +161,7 @@ def test_rules_of_items_that_are_left_out_read_options_without_marks() -> None:
         (["1) water", "2) Both"], "options that refer to others"),
     ):
         left = order_options(options, "choices", {"question": "Which?"}, "{question}\n{choices}")
-        assert (left.reason, cause_of(left.message)) == ("not_permutable", cause)
+        assert (left.reason, left.cause) == ("not_permutable", cause)
 
 
 def test_an_item_whose_marks_do_not_stand_in_place_is_known_as_such() -> None:

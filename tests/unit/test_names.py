@@ -22,6 +22,9 @@ REPLACED = {
 """Words for which the field has another: worker, supervisor, prefetch, repair, suspect, attempt log, two-sample test,
 density ratio, preflight check, top documents, series summary, pass."""
 
+MOST_OF = 40
+"""Functions that are named `of` or end in `_of`, which state a grammatical role and not what they do or return."""
+
 FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
@@ -53,6 +56,17 @@ def test_no_two_rooms_share_a_public_name() -> None:
             for name in public_names(path):
                 places[name].add(str(path.parent.relative_to(ROOT)))
     assert {name: sorted(rooms) for name, rooms in places.items() if len(rooms) > 1} == {}
+
+
+def test_few_functions_are_named_by_a_grammatical_role() -> None:
+    names = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in FILES
+        if path.relative_to(ROOT).parts[0] in (*ROOMS, "seenset")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch("of|.*_of", node.name)
+    ]
+    assert len(names) <= MOST_OF, names
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -16,7 +16,7 @@ from pipeline.config.corpus import CorpusConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import read_shard, text_problem
 from pipeline.corpus.formats.base import Unreadable
-from pipeline.corpus.options import COLUMNS, cause_of, window_orders
+from pipeline.corpus.options import COLUMNS, window_orders
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
@@ -64,7 +64,7 @@ def test_every_row_moves_in_a_window_that_four_divides_but_those_of_fixed_column
 def test_rows_of_one_order_are_left_out(rows: list[str]) -> None:
     left = window_orders(rows, 0, text_problem)
     assert isinstance(left, Unreadable)
-    assert (left.reason, cause_of(left.message)) == ("not_permutable", "equal rows")
+    assert (left.reason, left.cause) == ("not_permutable", "equal rows")
 
 
 def settings(folder: Path, model: Path, path: Path, **source: Any) -> dict[str, Any]:

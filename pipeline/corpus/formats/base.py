@@ -39,6 +39,7 @@ class Unreadable:
 
     reason: str
     message: str
+    cause: str = ""  # of what is not permutable, as in "equal options"
 
 
 MISSING = Unreadable(Reason.NOT_TEXT, "no value")
