@@ -315,16 +315,16 @@ def mark(
     json_: AsJson = False,
 ) -> None:
     """Write several versions of each document and draw one to publish, so that training on it can be tested later."""
-    from pipeline.mark.mark import MarkRequest, check_request, mark_documents, new_seed
+    from pipeline.mark.mark import MarkRequest, check_request, mark_documents, new_seed, read_paraphraser
 
     number, created = new_seed() if seed is None else seed, None if date is None else date.date().isoformat()
     request, draw = MarkRequest(source, out, versions, text, id_, number, language), None
     request = replace(request, created=created, encoding=encoding, delimiter=delimiter)
     check_request(request)
     if with_ is not None:
-        from pipeline.mark.paraphrases import paraphrasing, read_paraphraser
-
         model = read_paraphraser(with_)
+        from pipeline.mark.paraphrases import paraphrasing
+
         request, draw = replace(request, model=model.shown), paraphrasing(model, request.versions, request.seed)
     marked = mark_documents(request, draw)
     terminal.show(json_, marked.plain(), terminal.print_marked, marked)

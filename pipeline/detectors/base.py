@@ -336,6 +336,12 @@ def _statistics(needed: Pass, names: Iterable[str], who: str) -> frozenset[str]:
     return statistics
 
 
+def retired_detector(name: str) -> str | None:
+    """The refusal of a detector of an earlier version, also as pages show one with arguments; None for others."""
+    call = _CALL.fullmatch(name)
+    return retired("detector", name if call is None else call[1])
+
+
 def is_detector(name: str) -> bool:
     """Whether a detector of this name is registered."""
     return name in _registry
@@ -383,13 +389,8 @@ def _parse(entry: str | dict[str, dict[str, Any]]) -> Iterator[Detector]:
     name, settings = (entry, None) if isinstance(entry, str) else next(iter(entry.items()))
     known = _registry.get(name)
     if known is None:
-        line, call = retired("detector", str(name)), _CALL.fullmatch(str(name))
-        if (
-            line is None
-            and call is not None
-            and (line := retired("detector", call[1])) is None
-            and call[1] in _registry
-        ):
+        line, call = retired_detector(str(name)), _CALL.fullmatch(str(name))
+        if line is None and call is not None and call[1] in _registry:
             given = dict(pair.split("=", 1) for pair in call[2].replace(" ", "").split(",") if "=" in pair)
             line = f"unknown detector {name!r}{_as_written(call[1], given)}"
         raise UserError(line or f"unknown detector {name!r}; {nearest(str(name), sorted(_registry))}")

@@ -29,7 +29,8 @@ import pyarrow.parquet as pq
 from pipeline import __version__
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
-from pipeline.config.yaml import build
+from pipeline.config.models import ParaphraserConfig
+from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.csv_records import DelimiterError
 from pipeline.corpus.documents import read_shard
 from pipeline.corpus.formats import FORMATS, by_bytes, format_named
@@ -48,6 +49,7 @@ from pipeline.mark.commitment import (
     version_digest,
 )
 from pipeline.mark.rules import RULES_VERSION, MarkRule, canonical, language_rules, with_forms
+from pipeline.models.checkpoints import check_files
 from pipeline.store.files import HashedFile, Store
 
 PUBLIC, PRIVATE = "public", "private"
@@ -282,6 +284,17 @@ def check_request(request: MarkRequest) -> None:
     language_rules(request.language)
     _as_source(request)
     _check_outside(request)
+
+
+def read_paraphraser(path: str) -> ParaphraserConfig:
+    """The paraphraser that a YAML file describes, in the format of `paraphraser:` of an audit.
+
+    Raises:
+        UserError: no such file, an unknown key, or a model whose files are missing or of a kind that is not allowed.
+    """
+    config = build(ParaphraserConfig, read_mapping(path, ParaphraserConfig))
+    check_files(config)
+    return config
 
 
 def mark_documents(request: MarkRequest, draw: Drawer | None = None) -> Marked:

@@ -8,23 +8,11 @@ from functools import cache, partial
 import torch
 
 from pipeline.config.models import ParaphraserConfig
-from pipeline.config.yaml import build, read_mapping
 from pipeline.corpus.documents import id_key
 from pipeline.mark.mark import Drawer, Versions, derived
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.passes.paraphrase import Draws, draw_paraphrases
 from pipeline.stages.paraphrase import drawing
-
-
-def read_paraphraser(path: str) -> ParaphraserConfig:
-    """The paraphraser that a YAML file describes, in the format of `paraphraser:` of an audit.
-
-    Raises:
-        UserError: no such file, an unknown key, or a model that cannot be opened.
-    """
-    config = build(ParaphraserConfig, read_mapping(path, ParaphraserConfig))
-    check_model(config, "rewriter")
-    return config
 
 
 def paraphrasing(config: ParaphraserConfig, k: int, seed: int) -> Drawer:
@@ -37,7 +25,11 @@ def paraphrasing(config: ParaphraserConfig, k: int, seed: int) -> Drawer:
 
     Returns:
         The function, which raises UserError if the model cannot be opened or has too few positions for a text.
+
+    Raises:
+        UserError: the model is damaged, or no paraphraser.
     """
+    check_model(config, "rewriter")
     opened = cache(partial(open_paraphraser, config, gpus=float(torch.cuda.is_available())))
     run_seed = int.from_bytes(derived(seed, "paraphrases", "")[:7], "big")
 

@@ -10,7 +10,7 @@ from pipeline.config.corpus import Role
 from pipeline.config.kinds import Capability, InputKind, check_offered
 from pipeline.config.models import EndpointConfig, find_model_kind
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.detectors.base import Detector
+from pipeline.detectors.base import Detector, retired_detector
 from pipeline.detectors.registry import (
     detectors_for,
     needed_adapters,
@@ -108,6 +108,8 @@ def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> N
         names.add(selection.name)
         for column in selection.detectors:
             if column not in columns:
+                if (line := retired_detector(column)) is not None:
+                    raise UserError(f"{where}: {line}")
                 named = next((scored for scored, detector in columns.items() if detector.name == column), None)
                 guess = "" if named is None else did_you_mean(named)
                 tail = f"{guess}scored: {', '.join(columns)}" if guess else nearest(column, columns, "scored")

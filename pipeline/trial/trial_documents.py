@@ -19,7 +19,8 @@ from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketche
 from pipeline.corpus.picture_files import open_picture, picture_sketches
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
-from pipeline.errors import UserError
+from pipeline.corpus.shard import InputFile
+from pipeline.errors import SettingError, UserError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
 from pipeline.store.files import Store
@@ -92,7 +93,7 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
     for folder in (config.run, config.work_folder):
         if not Store(folder).local:
             raise UserError(f"a trial trains into local folders, got {folder}")
-    find_inputs(CorpusConfig(audit=config.documents), config.limits)
+    _list_inputs(CorpusConfig(audit=config.documents), config)
     if config.documents.image is not None:
         for model in {repr(point.config.model): point.config.model for point in points}.values():
             check_model(model, "pictures")
@@ -106,13 +107,21 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
         check_files(model)
 
 
+def _list_inputs(corpus: CorpusConfig, config: TrialConfig) -> list[InputFile]:
+    """The inputs of a trial. Raises UserError as `find_inputs`, with the name of the section of a trial."""
+    try:
+        return find_inputs(corpus, config.limits)
+    except SettingError as error:
+        raise SettingError(error.setting.replace("corpus.audit", "documents", 1), error.fault, error.offer) from None
+
+
 def documents_in(corpus: CorpusConfig, config: TrialConfig, limit: int | None) -> Iterator[Document]:
     """The documents of a corpus for a trial, in the order of the files.
 
     Raises:
         UserError: a bad file or column, or a damaged file.
     """
-    inputs = find_inputs(corpus, config.limits)
+    inputs = _list_inputs(corpus, config)
     for shard in number_rows(plan_shards(corpus, inputs, config.resources, limit=limit, limits=config.limits)):
         yield from read_shard(shard)
 

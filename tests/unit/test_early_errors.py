@@ -34,7 +34,10 @@ AUDITS = {
     "a reference model": (["--set", "model.path=whole", "--set", "reference_model.path=./other"], "no model at other"),
 }
 TRIALS = {
-    "a missing file": (["--set", "documents.path=document.jsonl"], "did you mean 'documents.jsonl'?"),
+    "a missing file": (
+        ["--set", "documents.path=document.jsonl"],
+        "documents: no file document.jsonl; did you mean 'documents.jsonl'?",
+    ),
     "a misspelt key": (["--set", "modle=x"], "did you mean 'model'?"),
     "a wrong column": (["--set", "documents.text=txt"], "no column 'txt'"),
     "a missing model": ([], "no model at model"),
@@ -55,6 +58,10 @@ COMMANDS = {
     "evaluate: no model": (
         ["evaluate", "audit.yaml", "--set", "corpus.seen.path=documents.jsonl"],
         "no model at model",
+    ),
+    "mark: no paraphraser": (
+        ["mark", "documents.jsonl", "--out", "marked", "--with", "none.yaml"],
+        "cannot read config none.yaml",
     ),
     "plan: a missing model": (["plan", "audit.yaml"], "no model at model"),
 }

@@ -51,8 +51,8 @@ def unread(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("unread")
     source = benchmark_run(tmp_path_factory.getbasetemp(), tiny_model_folder)
     runs = [copied(source, folder / name, np.arange(60) < 30, seed, name) for seed, name in enumerate("ab")]
-    for path in (path for run in runs for path in run.rglob("*.parquet")):
-        path.unlink()
+    for path in (path for run in runs for path in run.rglob("*.parquet") if path.parent.name != "clean"):
+        path.write_bytes(b"")  # of `clean` the lists stay, whose digests every reader compares first
     return runs
 
 

@@ -27,6 +27,12 @@ def test_a_retired_detector_is_refused_with_what_to_take(name: str, instead: str
         == f"detector {name} was removed in 1.0: {instead}"
     )
     assert instead in user_error(parse_detectors, [name])
+    corpus = {"audit": {"path": "audit.jsonl"}, "unseen": {"path": "unseen.jsonl"}}
+    for column in (name, f"{name}(share=0.1)"):
+        selections = [{"name": "members", "detectors": [column]}]
+        audit = {"run": "run", "model": {"path": "model"}, "corpus": corpus, "selections": selections}
+        line = f"selections.0: detector {name} was removed in 1.0: {instead}"
+        assert user_error(build_config, audit) == user_error(build_config, {**audit, "detectors": ["loss"]}) == line
 
 
 @pytest.mark.parametrize(("option", "instead"), RETIRED["option"].items())
