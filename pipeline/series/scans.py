@@ -10,9 +10,10 @@ from pydantic import Field, field_validator, model_validator
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction
-from pipeline.errors import UserError
+from pipeline.errors import UserError, VersionError
 from pipeline.run.already_audited import reconcile_audited_texts, recorded_audited_texts
 from pipeline.run.conclusion import Bounded
+from pipeline.run.manifest import read_manifest
 from pipeline.run.records import MANIFEST_FILE, VersionedRecord, parse_part
 from pipeline.run.summary import GuaranteeKind
 from pipeline.selection.guarantees import ConclusionValue
@@ -226,6 +227,26 @@ def _record(entry: LedgerEntry, url: str) -> Opening | Claim | Filing:
             f"{where} was written by seenset {content.get('version', 'of another version')} in another form"
         )
     return parse_part(_KINDS[kind], content, where)
+
+
+def check_versions(config: AuditConfig) -> None:
+    """Refuse the files of another version before an input is listed: of the run, its schedule and an earlier run.
+
+    What is damaged is left to the steps that read it, which may repair it.
+
+    Raises:
+        VersionError: a run directory is of another version.
+        UserError: the errors of `read_schedule`.
+    """
+    for place in filter(None, (config.run, config.against)):
+        try:
+            read_manifest(Store(place))
+        except VersionError:
+            raise
+        except (UserError, OSError):
+            continue
+    if config.series is not None:
+        read_schedule(Store(config.series.ledger))
 
 
 def reconcile_already_audited(

@@ -8,6 +8,8 @@ import pytest
 from compared_runs import benchmark_run, copied
 
 import seenset
+from pipeline.store.files import Store
+from pipeline.store.ledger import append_entry
 from tests.helpers.commands import refusal, user_error
 
 AUDIT = """
@@ -43,6 +45,22 @@ def test_an_argument_is_refused_before_a_corpus_is_listed(
     (tmp_path / "trial.yaml").write_text(TRIAL)
     arguments, line = COMMANDS[case]
     assert line in refusal(capsys, *arguments)
+
+
+def test_files_of_another_version_are_refused_before_a_corpus_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audit.yaml").write_text(AUDIT)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/manifest.json").write_text('{"schema": 1, "seenset": "0.9.0"}')
+    append_entry(Store("ledger"), lambda entries: {"kind": "opening", "schema": 1, "rule": "prds"})
+    form, rule = "was written by seenset", "this schedule has rule prds: finish it with version 0.10"
+    for command in ("plan", "run"):
+        for setting, line in (("run=old", form), ("against=old", form), ("series.ledger=ledger", rule)):
+            assert line in refusal(capsys, command, "audit.yaml", "--set", setting)
+    (tmp_path / "audit.yaml").write_text(AUDIT.replace("run: out", "run: old"))
+    assert form in user_error(seenset.audit, "audit.yaml")
 
 
 @pytest.fixture(scope="module")
