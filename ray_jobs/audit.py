@@ -19,7 +19,7 @@ from pipeline.run.repair import count_refused
 from pipeline.run.status import Status, read_status
 from pipeline.run.summary import Summary, selection_exit_code
 from pipeline.series.claims import file_result, prepare_claim
-from pipeline.series.scans import check_versions
+from pipeline.series.scans import refuse_other_versions
 from pipeline.store.files import Store
 from ray_jobs.progress import Reporter
 from ray_jobs.scoring import scoring
@@ -58,7 +58,7 @@ def run_audit(
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
-    check_versions(config)
+    refuse_other_versions(config)
     return run_plan(make_plan(config, limit), reporter, texts, fail_if_selected)
 
 

@@ -272,7 +272,7 @@ def _planned(
     from pipeline.plan.description import load_config
     from pipeline.run.machine import may_need_cluster
     from pipeline.run.plan import check_model_files, make_plan
-    from pipeline.series.scans import check_versions
+    from pipeline.series.scans import refuse_other_versions
 
     supervisor.supervise(_may_import(config, overrides or ()))
     audit = load_config(config, overrides or (), labelled)
@@ -280,7 +280,7 @@ def _planned(
         from pipeline.plan.matching import check_matched
 
         check_matched(audit, matched)
-    check_versions(audit)
+    refuse_other_versions(audit)
     withdraw_keys(audit.models)
     heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)

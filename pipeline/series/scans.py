@@ -229,7 +229,7 @@ def _record(entry: LedgerEntry, url: str) -> Opening | Claim | Filing:
     return parse_part(_KINDS[kind], content, where)
 
 
-def check_versions(config: AuditConfig) -> None:
+def refuse_other_versions(config: AuditConfig) -> None:
     """Refuse the files of another version before an input is listed: of the run, its schedule and an earlier run.
 
     What is damaged is left to the steps that read it, which may repair it.
