@@ -124,4 +124,4 @@ def test_detectors_that_read_more_than_token_probabilities_are_refused(
 ) -> None:
     one = {"name": "list", "detectors": [detector], "procedure": "versions"}
     assert run(tmp_path, tiny_model_folder, [TEXTS] * 3, detectors=[detector], selections=[one]) == 2
-    assert "reads more than the probabilities of tokens" in capsys.readouterr().err
+    assert "of documents with versions.differing only some tokens are scored" in capsys.readouterr().err
