@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.config.dialect import PLAIN, Dialect, Quoting, checked_delimiter, checked_encoding
-from pipeline.config.kinds import InputKind, check_keys, check_same_kind, find_kind
+from pipeline.config.kinds import TOKENS, Capability, InputKind, check_keys, check_same_kind, find_kind
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
 
@@ -420,7 +420,7 @@ class CorpusConfig(Section):
     @property
     def has_text(self) -> bool:
         """Whether the documents are read themselves, and not their scores alone."""
-        return all(source.has_text for _, source in self.roles())
+        return Capability.CONTENTS in self.kind.offers
 
     @property
     def versions(self) -> VersionsConfig | None:
@@ -430,22 +430,17 @@ class CorpusConfig(Section):
     @property
     def has_pictures(self) -> bool:
         """Whether the documents are pictures."""
-        return any(source.image is not None for _, source in self.roles())
+        return Capability.PART in self.kind.offers
 
     @property
     def has_ids(self) -> bool:
         """Whether the documents are token ids."""
-        return any(source.tokens is not None for _, source in self.roles())
+        return self.kind is TOKENS
 
     @property
     def units(self) -> str:
         """The unit of length of a document that is not a picture: words or tokens."""
-        return "tokens" if self.has_ids else "words"
-
-    @property
-    def has_captions(self) -> bool:
-        """Whether all documents are pictures with captions."""
-        return all(source.caption is not None for _, source in self.roles())
+        return self.kind.units
 
     def source(self, role: Role) -> SourceConfig | None:
         """Source of the documents of a role; None if there are none."""

@@ -30,6 +30,7 @@ class Capability(Enum):
     PRECEDED = "other documents before each document, or their tokens"
     TRANSFORMED = "texts to change"
     CONTENTS = "the contents of the documents"
+    WORDS = "words or tokens of the documents"
     SINGLE = "documents without versions"
     VERSIONS = "documents with versions"
     ENDPOINT = "texts to send"
@@ -44,6 +45,7 @@ class InputKind:
     state: str  # clause of a message that states the kind
     keys: tuple[str, ...]  # keys of a source of documents that state it; none for models
     offers: frozenset[Capability]
+    units: str = "words"  # of the length of a document
 
     @property
     def shown(self) -> str:
@@ -52,7 +54,7 @@ class InputKind:
 
 
 _C = Capability
-_SEQUENCES = frozenset({_C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.REPEATED, _C.PAIR})
+_SEQUENCES = frozenset({_C.CONTENTS, _C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.REPEATED, _C.PAIR})
 _DOCUMENTS = frozenset({_C.CONTENTS, _C.SINGLE})
 
 TEXTS = InputKind(
@@ -66,16 +68,22 @@ PICTURES = InputKind(
     _DOCUMENTS | {_C.PART, _C.DISTRIBUTION, _C.REFERENCE_ENDPOINT},
 )
 CAPTIONED = InputKind("pictures with captions", PICTURES.state, ("image", "caption"), PICTURES.offers | {_C.CAPTION})
-TOKENS = InputKind("token ids", "the documents are token ids", ("tokens",), _SEQUENCES | _DOCUMENTS | {_C.PRECEDED})
+TOKENS = InputKind(
+    "token ids",
+    "the documents are token ids",
+    ("tokens",),
+    _SEQUENCES | _DOCUMENTS | {_C.PRECEDED},
+    "tokens",
+)
 SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE}))
 SCORED_TEXTS = InputKind(
-    "scores of texts", "the documents are scores", ("scores", "text"), _DOCUMENTS | {_C.TRANSFORMED}
+    "scores of texts", "the documents are scores", ("scores", "text"), _DOCUMENTS | {_C.WORDS, _C.TRANSFORMED}
 )
 VERSIONS = InputKind(
     "documents with versions",
     "the documents have versions",
     ("versions",),
-    _SEQUENCES | {_C.CONTENTS, _C.CHANGED, _C.TRANSFORMED, _C.VERSIONS},
+    _SEQUENCES | {_C.CHANGED, _C.TRANSFORMED, _C.VERSIONS},
 )
 DIFFERING = InputKind(
     VERSIONS.name,

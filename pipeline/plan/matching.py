@@ -22,6 +22,7 @@ from pipeline.checks.sample import calibrating
 from pipeline.checks.words import SHARES, character_shares, tokens, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.kinds import Capability, check_offered
 from pipeline.corpus.documents import Document, id_key, read_shard
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.shard import Shard
@@ -159,10 +160,7 @@ def check_matched(config: AuditConfig, folder: str) -> None:
     Raises:
         UserError: the documents have no words, or the folder is a file.
     """
-    if not config.corpus.has_text:
-        raise UserError("documents are matched by their words, and no text is given: add text: COLUMN to every role")
-    if config.corpus.has_pictures:
-        raise UserError("documents are matched by their words, and these are pictures: choose others by hand")
+    check_offered("--matched", {Capability.WORDS}, config.corpus.kind, lambda _: "choose others by hand")
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"--matched: {folder} is a file, and the documents are written into a folder")
 
@@ -182,7 +180,7 @@ def write_matched(plan: Plan, folder: str) -> list[Matched]:
 
     Raises:
         UserError: fewer than 20 readable documents of a role, a missing or damaged file, a folder that cannot be
-            written.
+            written, or documents that have no words to match by.
     """
     check_matched(plan.config, folder)
     return [_write_role(plan, role, folder) for role in calibrating(plan.config)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import CorpusConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
@@ -65,22 +64,11 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         folder=SCORE_FOLDER,
         schema=score_schema(columns) if config.corpus.versions is None else versions_schema(columns),
         settings=settings,
-        make=_make_scorer(config.corpus),
+        make=SCORERS[config.corpus.kind.keys[0]],
         reads=tuple(earlier),
         quarantines=True,
     )
     return [stage]
-
-
-def _make_scorer(corpus: CorpusConfig) -> Callable[[Stage, Placement], Worker]:
-    """The worker that scores the documents of a corpus."""
-    if corpus.scores is not None:
-        return ColumnScorer
-    if corpus.versions is not None:
-        return VersionScorer
-    if corpus.has_ids:
-        return IdScorer
-    return PictureScorer if corpus.has_pictures else Scorer
 
 
 def _budget(wanted: StagePlan, budget: Budget) -> Budget:
@@ -203,3 +191,13 @@ class ColumnScorer:
 def _sketch_of_name(name: str) -> bytes:
     """A pseudo-random sketch of a name, without near-duplicates: uint8, (128,)."""
     return hashlib.shake_128(name.encode("utf-8", "surrogatepass")).digest(SKETCH)
+
+
+SCORERS: dict[str, Callable[[Stage, Placement], Worker]] = {
+    "text": Scorer,
+    "image": PictureScorer,
+    "tokens": IdScorer,
+    "scores": ColumnScorer,
+    "versions": VersionScorer,
+}
+"""Key that states a kind of documents -> the worker that scores them."""

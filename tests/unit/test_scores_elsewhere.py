@@ -18,6 +18,7 @@ from pipeline.config.corpus import SourceConfig
 from pipeline.corpus.documents import read_scores
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
+from pipeline.plan.matching import write_matched
 from pipeline.run.plan import make_plan
 from pipeline.store.files import Store
 from tests.helpers.commands import ended, here, user_error
@@ -237,6 +238,15 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path, message: str, change: 
     change(given)
     with pytest.raises(UserError, match=message):
         make_plan(build_config(given))
+
+
+def test_scores_without_texts_have_no_words_to_match_by(tmp_path: Path) -> None:
+    refused = user_error(write_matched, make_plan(build_config(small(tmp_path, rows_of(40)))), str(tmp_path / "alike"))
+    assert refused == (
+        "--matched needs words or tokens of the documents, and the documents are scores without texts: "
+        "choose others by hand, or give texts (corpus.*.text)"
+    )
+    assert not (tmp_path / "alike").exists()
 
 
 def test_scores_of_a_table_are_numbers_and_a_name_alone_is_no_model(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 from test_combinations import FORMS, KINDS, holds
 
 from docs.blocks import ROOT, all_pages, blocks
+from pipeline.config import kinds
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import (
+    STATING,
     CorpusConfig,
     PictureSource,
     ScoreSource,
@@ -25,6 +27,7 @@ from pipeline.config.corpus import (
 )
 from pipeline.config.yaml import build, load_yaml
 from pipeline.errors import UserError
+from pipeline.stages.scoring import SCORERS
 from pipeline.trial.config import TrialConfig
 
 SOURCES = {
@@ -43,6 +46,10 @@ def validator(name: str) -> jsonschema.Draft202012Validator:
 
 def audit_with(corpus: dict[str, Any]) -> dict[str, Any]:
     return {"run": "run", "model": {"path": "org/model"}, "corpus": corpus}
+
+
+def test_every_kind_of_documents_has_a_source_and_a_worker_that_scores_it() -> None:
+    assert {kind.keys[0] for kind in kinds.KINDS} == SCORERS.keys() == {"text", *STATING}
 
 
 @pytest.mark.parametrize("kind", KINDS)
