@@ -327,7 +327,7 @@ class _Parent:
         elif facts.cluster and code in (0, 1, -signal.SIGABRT):
             reason = "Ray ended this process, as it does without its node"
             code, facts.lines = ExitCode.INCOMPLETE, _line(_lost(facts.cluster, reason))
-        elif code == 0:
+        elif code == 0 or code > 1:
             reason = "code of a plugin, a model or a library ended this process, so the command is not complete"
             code, facts.lines = ExitCode.INCOMPLETE, _line(f"{reason}; finished shards are kept")
         elif -code == self.forwarded == signal.SIGTERM:  # during the start of Ray, which handles it by itself

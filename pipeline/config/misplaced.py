@@ -114,7 +114,8 @@ def of_other_system(path: str, folder: str = "") -> str | None:
     slashed = path.replace("\\", "/")
     if _exists(os.path.join(folder, slashed)):
         return f"did you mean {slashed}?"
-    if drive := _DRIVE.match(slashed):
+    if drive := _DRIVE.match(slashed.removeprefix(f"{os.getcwd()}/")):
+        slashed = drive.string
         mounted = f"/mnt/{drive[1].lower()}/{slashed[3:]}"
         return f"a path of Windows; under WSL it is {mounted}"
     return f"paths are written with /: {slashed}"

@@ -18,7 +18,7 @@ from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
 from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, is_built_in, place_of_error
-from pipeline.errors import UserError, error_line, nearest, number_meant
+from pipeline.errors import UserError, error_line, nearest, number_meant, panics_as_errors
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ class Detector:
         from torch import Tensor
 
         try:
-            scores = self.function(evidence, **self.arguments)
+            with panics_as_errors():
+                scores = self.function(evidence, **self.arguments)
         except Exception as error:
             if (named := _named_error(self, error)) is None:
                 raise

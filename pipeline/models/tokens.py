@@ -17,6 +17,7 @@ If neither proof holds, a longer prefix is tried, and finally the whole text.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,9 @@ from pipeline.models.gguf_cache import unpacked_settings
 
 PROBE = "Été 2024: two models, one text."
 """Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
+
+SPARE_IDS = 1 << 20
+"""Ids without a token that a tokenizer may have; the memory of a copy grows with the largest id."""
 
 COPIES = 3
 """Number of copies of a repeated text."""
@@ -197,9 +201,23 @@ def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
         model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         if getattr(model, "dropout", None):  # of a training: it would draw other tokens at every call
             model.dropout = None
+        _check_ids(tokenizer)
         with suppress(Exception):  # a text may be refused, but no tokenizer panics at every one
             tokenizer(PROBE, verbose=False)
         return tokenizer
+
+
+def _check_ids(tokenizer: Any) -> None:
+    """Check that a tokenizer can be copied for other threads: its library writes out every id up to the largest.
+
+    Raises:
+        ValueError: an id is far beyond the number of tokens. Other exceptions: the copy of repeated ids fails.
+    """
+    ids = tokenizer.get_vocab().values()
+    if (largest := max(ids, default=0)) > 2 * len(ids) + SPARE_IDS:
+        raise ValueError(f"token id {largest} of {len(ids):,} tokens")
+    if len(set(ids)) < len(ids):
+        copy.deepcopy(tokenizer)
 
 
 def split_into_pieces(tokenizer: Any, text: str, ids: Sequence[int], kept: int) -> list[str]:

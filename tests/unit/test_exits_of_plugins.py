@@ -126,8 +126,8 @@ def test_an_import_that_never_ends_is_a_user_error(run: Run, monkeypatch: pytest
 @pytest.mark.slow
 def test_an_import_that_ends_the_process_ends_no_command_as_done(run: Run, tmp_path: Path) -> None:
     run("import sys\nsys.exit(0)\n", "plan")
-    (tmp_path / "mine.py").write_text("import os\nos._exit(0)\n")
-    for name in ("plan", "run"):
+    for name, status in (("plan", 0), ("run", 0), ("run", 7)):
+        (tmp_path / "mine.py").write_text(f"import os\nos._exit({status})\n")
         done = command(name, str(tmp_path / "audit.yaml"), timeout=300)
         assert done.returncode == ExitCode.INCOMPLETE, done.stderr
         assert "ended this process" in done.stderr

@@ -37,6 +37,10 @@ def mine(evidence):
 """
 
 FAULTS = {
+    "a panic of a library": (
+        "raise type('PanicException', (BaseException,), {})('out of bounds')",
+        "raised PanicError: out of bounds",
+    ),
     "an exception": ("return good / {}['absent']", "detector mine (mine.py, line 11) raised KeyError: 'absent'"),
     "a message of a text": (
         "raise ValueError(evidence.texts[0])",

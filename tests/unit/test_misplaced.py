@@ -150,6 +150,7 @@ NOT_RUNS = {
     "runs/first/selection": "it is in a run directory: give runs/first",
     "runs/first/selection/members/selected.parquet": "it is in a run directory: give runs/first",
     "runs\\first": "did you mean PLACE/runs/first?",
+    "C:\\runs\\first": "a path of Windows; under WSL it is /mnt/c/runs/first",
 }
 
 

@@ -63,7 +63,14 @@ def prefixed(folder: Path) -> None:
     changed(folder, model=model | {"continuing_subword_prefix": "#" * 20})
 
 
+def with_ids(folder: Path, **ids: int) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    changed(folder, model=model | {"vocab": model["vocab"] | ids})
+
+
 FILES: dict[str, Callable[[Path], object]] = {
+    "an id that would take the memory of 4 billion tokens": lambda folder: with_ids(folder, a=4 * 10**9),
+    "two tokens with one id, which its library writes and cannot read": lambda folder: with_ids(folder, a=5),
     "a map of characters": lambda folder: changed(folder, normalizer=MAP),
     "a prefix that is longer than its tokens": prefixed,
     "pieces of no length, at every text": lambda folder: changed(
