@@ -20,9 +20,10 @@ from pipeline.corpus.picture_files import open_picture, picture_sketches
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import InputFile
-from pipeline.errors import SettingError, UserError
+from pipeline.errors import SettingError, UserError, VersionError
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
+from pipeline.run.manifest import read_manifest
 from pipeline.store.files import Store
 from pipeline.trial.config import Point, TrialConfig
 
@@ -89,10 +90,12 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
 
     Raises:
         UserError: a bad file or column, a missing model, a text model for pictures, or a folder that is not local.
+        VersionError: the folder has audits of another version.
     """
     for folder in (config.run, config.work_folder):
         if not Store(folder).local:
             raise UserError(f"a trial trains into local folders, got {folder}")
+    _refuse_other_versions(Store(config.work_folder))
     _list_inputs(CorpusConfig(audit=config.documents), config)
     if config.documents.image is not None:
         for model in {repr(point.config.model): point.config.model for point in points}.values():
@@ -105,6 +108,17 @@ def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
     ]
     for model in {repr(model): model for model in models}.values():
         check_files(model)
+
+
+def _refuse_other_versions(work: Store) -> None:
+    """Refuse the folder of a trial with audits of another version, before its documents are read."""
+    for name in work.names("audits"):
+        try:
+            read_manifest(Store(work.path(f"audits/{name}/run")))
+        except VersionError as error:
+            raise error.with_remedy("name another folder as run of the trial, or use that version") from None
+        except (UserError, OSError):  # the audit itself states what is damaged
+            continue
 
 
 def _list_inputs(corpus: CorpusConfig, config: TrialConfig) -> list[InputFile]:

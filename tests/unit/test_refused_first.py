@@ -1,5 +1,6 @@
 """What arguments alone refuse is refused before a corpus is listed, a document is read or a model is opened."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def test_files_of_another_version_are_refused_before_a_corpus_is_listed(
     for command in ("plan", "run"):
         for setting, line in (("run=old", form), ("against=old", form), ("series.ledger=ledger", rule)):
             assert line in refusal(capsys, command, "audit.yaml", "--set", setting)
+    (tmp_path / "trial.yaml").write_text(TRIAL)
+    shutil.copytree("old", "out/audits/0123456789ab/run")
+    line = "name another folder as run of the trial, or use that version"
+    assert line in refusal(capsys, "trial", "trial.yaml")
     (tmp_path / "audit.yaml").write_text(AUDIT.replace("run: out", "run: old"))
     assert form in user_error(seenset.audit, "audit.yaml")
 
