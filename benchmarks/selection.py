@@ -182,14 +182,14 @@ def _weights(pool: list[np.ndarray], documents: int) -> np.ndarray:
 def _fused(pool: list[np.ndarray], documents: int) -> float:
     w = _weights(pool, min(documents, CHECKED))
     start = time.perf_counter()
-    run_passes(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
+    run_folds(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
     return time.perf_counter() - start
 
 
-def run_passes(
+def run_folds(
     passes: Generator[Callable[[np.ndarray], Any], Any, Threshold], stream: Callable[[], Iterable[np.ndarray]]
 ) -> Threshold:
-    """Run the passes of a threshold in this process; `stream` starts a pass over the values of every shard."""
+    """Run the folds of a threshold in this process; `stream` starts a reading of the values of every shard."""
     total = None
     while True:
         try:
@@ -204,7 +204,7 @@ def run_passes(
 def _equals_sort(pool: list[np.ndarray], documents: int) -> bool:
     """Whether BH by counting equals BH by sorting, for the first detector's ranks and for the fused p-values."""
     w = _weights(pool, documents)
-    threshold = run_passes(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
+    threshold = run_folds(find_fused_threshold(ALPHA, N), lambda: _fused_stream(pool, documents, w))
     fused = np.sort(np.concatenate([p_at(places, N) for places in _fused_stream(pool, documents, w)]))
     expected = _last_holding(fused, 1)
     last = float(fused[expected - 1]) if expected else None

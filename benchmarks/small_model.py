@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.errors import UserError
-from pipeline.models.arithmetic import choose, processor_here
+from pipeline.models.weight_dtypes import choose, processor_here
 
 WORDS = [
     "the",

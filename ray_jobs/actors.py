@@ -22,8 +22,8 @@ from typing import Any, cast
 from pipeline.config.audit import ResourcesConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, LostDeviceError, UserError, error_line, instead_of_exit, one_line
-from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import ENVIRONMENT, cap_memory, collect_rarely, give_back, keep_memory
+from pipeline.models.weight_dtypes import flags_differ
 from pipeline.run.dtypes import read_arithmetic
 from pipeline.run.machine import ActorShape, Node, places
 from pipeline.stages.base import Placement, Stage

@@ -24,8 +24,8 @@ from typing import Any
 
 from pipeline.config.audit import ResourcesConfig
 from pipeline.errors import IncompleteError, UserError, error_line
-from pipeline.models.arithmetic import Processor, processor_here
 from pipeline.models.devices import gpus_in_sight
+from pipeline.models.weight_dtypes import Processor, processor_here
 from pipeline.run.machine import ActorShape, Node, places, usable_cores
 from ray_jobs import supervisor
 

@@ -11,9 +11,9 @@ from pipeline.answers.select import ShardMap
 from pipeline.answers.top_documents import Reread
 from pipeline.config.audit import AuditConfig
 from pipeline.errors import ExitCode, instead_of_exit
-from pipeline.models.arithmetic import flags_differ
 from pipeline.models.devices import Device
 from pipeline.models.sharing import SharedModels
+from pipeline.models.weight_dtypes import flags_differ
 from pipeline.plan.allocation import allocation_record
 from pipeline.plan.stage_plan import BuiltStages, build_stages, note_device
 from pipeline.run.dtypes import Arithmetic, note_arithmetic, with_types

@@ -12,10 +12,10 @@ from pipeline.checks.document_checks import PreflightChecks, stored_preflight
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import needed_adapters, parse_detectors
-from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import CPU, Device, gpus_in_sight
 from pipeline.models.load import open_model, open_picture_model
 from pipeline.models.sharing import SharedModels
+from pipeline.models.weight_dtypes import processor_here
 from pipeline.plan.preflight import RUN, begin_checks, check_before_scoring
 from pipeline.plan.stage_plan import device_on_file, with_memory
 from pipeline.run.dtypes import Arithmetic, WorkerFacts, decide_types, earlier_arithmetic

@@ -1,4 +1,4 @@
-"""From score shards to selections: passes over the shards, the decision, and the files of the answer."""
+"""From score shards to selections: folds of the shards, the decision, and the files of the answer."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _write_files(
 def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_SelectionTask]:
     """The tasks of a scan at the level of its place in a schedule."""
     for task in tasks:  # a refusal by the known documents must not use a place
-        next(task.ask(), None)
+        next(task.query(), None)
     slots = claim()
     return [task.placed(slots[task.selection.name]) for task in tasks]
 
@@ -238,7 +238,7 @@ def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # score colum
 
 
 def _answer_all(tasks: Sequence[_SelectionTask], each: ShardMap) -> list[tuple[_SelectionTask, Answer, Total]]:
-    """Decide all selections in shared passes over the audit shards, then judge every document in one further pass.
+    """Decide all selections in shared folds of the audit shards, then judge every document in one further reading.
 
     Args:
         tasks: at least one task, all of one run.
@@ -252,18 +252,18 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: ShardMap) -> list[tuple[_
     versions = [] if tasks[0].config.corpus.versions is None else [VERSIONS]
     columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors, *versions]
 
-    def run_pass(asks: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
+    def run_folds(folds: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
         def of_shard(receipt: Receipt) -> list[Any]:
             table = scored.table(receipt, columns)
-            return [ask.of_shard(tasks[index].batch(table, receipt)) for index, ask in asks]
+            return [fold.of_shard(tasks[index].batch(table, receipt)) for index, fold in folds]
 
         merged: dict[int, Any] = {}
         for parts in each(scored.of("audit"), of_shard):
-            for (index, ask), part in zip(asks, parts, strict=True):
-                merged[index] = ask.merge(merged[index], part) if index in merged else part
+            for (index, fold), part in zip(folds, parts, strict=True):
+                merged[index] = fold.merge(merged[index], part) if index in merged else part
         return merged
 
-    answers = run_queries([task.ask() for task in tasks], run_pass)
+    answers = run_queries([task.query() for task in tasks], run_folds)
     for _ in each([receipt for receipt in scored.of("audit") if receipt.quarantine], scored.check_quarantine):
         pass  # before an earlier answer is changed
 
@@ -356,8 +356,8 @@ class _SelectionTask:
         selection = self.selection.model_copy(update={"alpha": float(slot.level)})
         return replace(self, selection=selection, slot=slot)
 
-    def ask(self) -> Query[Answer]:
-        """The passes that the answer needs."""
+    def query(self) -> Query[Answer]:
+        """The folds that the answer needs."""
         if self.config.corpus.versions is not None:
             return answer_versions(self.selection, self.config.seed, self.quarantined)
         sought = SOUGHT_ROLE[self.selection.direction]

@@ -183,10 +183,10 @@ class BundledVersions:
         keys = np.array([id_key(name) for name in self.table["id"].to_pylist()], dtype=np.int64)
         batch = RoleScores(np.empty((keys.size, 1)), None, keys, versions=self.part(selection.detectors))
 
-        def run_pass(asks: Iterable[tuple[int, Fold]]) -> dict[int, Any]:
-            return {index: ask.of_shard(batch) for index, ask in asks}
+        def run_folds(folds: Iterable[tuple[int, Fold]]) -> dict[int, Any]:
+            return {index: fold.of_shard(batch) for index, fold in folds}
 
-        (answer,) = run_queries([answer_versions(selection, self.config.seed, quarantined)], run_pass)
+        (answer,) = run_queries([answer_versions(selection, self.config.seed, quarantined)], run_folds)
         return Verdict(answer, *answer.judge(batch), np.empty(0, dtype=bool))
 
     def roots(self) -> dict[bytes, int]:

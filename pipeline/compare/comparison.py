@@ -19,7 +19,7 @@ from pydantic import Field, JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.compare import texts as wording
+from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import (
     FinishedRun,
     JoinedRuns,
@@ -232,7 +232,7 @@ def _notices(a: FinishedRun, b: FinishedRun, shared: Shared, summaries: Sequence
 
 
 class _Change:
-    """One selection in both runs: counts and samples collected in one pass over its documents."""
+    """One selection in both runs: counts and samples collected in one reading of its documents."""
 
     def __init__(self, a: Summary, b: Summary, rows: JoinedRuns, pairs: Sequence[tuple[str, str]]) -> None:
         self.a, self.b, self.rows, self.pairs = a, b, rows, pairs

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.compare.texts import same_model, shared_documents
+from pipeline.compare.comparison_text import same_model, shared_documents
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.report.contents import common_folder, model_name
@@ -279,7 +279,7 @@ class JoinedRuns:
         yield _part(waiting, self.runs)
 
     def count(self) -> Shared:
-        """Count the documents that the runs share, in one pass over their rows."""
+        """Count the documents that the runs share, in one reading of their rows."""
         shared = other = 0
         documents, repeated = np.zeros((2, self.runs), dtype=np.int64)
         for part in self.parts():

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.compare import texts as wording
+from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, read_answer_tables, run_record
 from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents, joint_level
 from pipeline.compare.results import ItemResults

@@ -15,7 +15,7 @@ from pydantic import Field
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.compare import texts as wording
+from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import (
     FinishedRun,
     JoinedRuns,
@@ -184,7 +184,7 @@ def decide_jointly(
     shared: Shared,
     alpha: float | None,
 ) -> JointAnswer:
-    """Decide a joint selection: one pass over the documents.
+    """Decide a joint selection: one reading of the documents.
 
     Args:
         runs: at least 2 runs.

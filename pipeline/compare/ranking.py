@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from scipy.stats import rankdata
 
-from pipeline.compare import texts as wording
+from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import FinishedRun
 from pipeline.compare.items import CleanItems, Item, match_items
 from pipeline.compare.results import ItemResults

@@ -18,7 +18,7 @@ from pipeline.answers.bounds import bound_sentence
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible
-from pipeline.export import texts as wording
+from pipeline.export import export_text as wording
 from pipeline.export.request import ExportPlan
 from pipeline.run.history import HistoryEntry, read_history, several_questions
 from pipeline.selection.guarantees import ConclusionValue

@@ -27,7 +27,7 @@ from pipeline.corpus.formats.columns import write_parquet
 from pipeline.corpus.formats.saved import export_split
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
-from pipeline.export import texts as wording
+from pipeline.export import export_text as wording
 from pipeline.export.card import ExportCounts, ExportedFile, answer_sentence, make_card, quarantine_sentence
 from pipeline.export.export_folder import (
     CARD_FILE,

@@ -25,8 +25,8 @@ from pipeline.corpus.formats.base import ExportSource, encodable
 from pipeline.corpus.inputs import find_inputs, make_stamp
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, not_opened
+from pipeline.export.export_text import UNFINISHED_NOTE
 from pipeline.export.request import ExportPlan
-from pipeline.export.texts import UNFINISHED_NOTE
 from pipeline.run.records import VersionedRecord, read_record
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -17,7 +17,6 @@ from typing import Any
 
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.errors import DamagedError, UserError
-from pipeline.models.arithmetic import choose_model, processor_here, stored_bytes
 from pipeline.models.checkpoints import (
     PICTURES,
     SEQ2SEQ,
@@ -49,6 +48,7 @@ from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
 from pipeline.models.tokens import load_tokenizer
+from pipeline.models.weight_dtypes import choose_model, processor_here, stored_bytes
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
 _log = logging.getLogger(__name__)

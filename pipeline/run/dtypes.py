@@ -13,7 +13,7 @@ from pipeline.config.training import FinetuneConfig, FsdConfig
 from pipeline.config.yaml import Section
 from pipeline.detectors.registry import needed_adapters, parse_detectors
 from pipeline.errors import DamagedError
-from pipeline.models.arithmetic import (
+from pipeline.models.weight_dtypes import (
     Processor,
     check_explicit,
     choose_model,

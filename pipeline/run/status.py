@@ -32,7 +32,7 @@ ETA_SHARE = 0.02
 LISTED_FAILURES = 20
 
 RunState = Literal["running", "complete", "incomplete", "failed"]
-_RATES = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
+_PROGRESS_FIELDS = {"documents_per_s", "tokens_per_s", "eta_s", "failures", "under_way"}
 
 
 class Status(VersionedRecord):
@@ -255,7 +255,7 @@ def run_status(run: str) -> Status:
     written = read_status(store)
     check_receipts(store, written, shards, finished)
     if written is not None:
-        of_driver = written.model_dump(include={"state", "exit_code", "message", *_RATES})
+        of_driver = written.model_dump(include={"state", "exit_code", "message", *_PROGRESS_FIELDS})
         if is_scoring(written.stage) and written.shards_done < status.shards_done:
             of_driver["under_way"] = 0  # documents under way then may be finished by now
         status = status.model_copy(update=of_driver)

@@ -1,8 +1,8 @@
 """Run a configured selection: calibrate on known documents, then decide on audit documents shard by shard.
 
-`answer` is a generator. For each pass over the audit shards it yields an `Fold`: a function of a shard, and a function
+`answer` is a generator. For each fold of the audit shards it yields a `Fold`: a function of a shard, and a function
 that merges two results. The merged result is sent back to it. The same code therefore runs in one process and on a
-cluster, several selections share passes (`pipeline.selection.folds`), and small audits run in memory.
+cluster, several selections share readings (`pipeline.selection.folds`), and small audits run in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.wording import percentage
 
 
 def answer(question: SelectionInput) -> Query[Answer]:
-    """Decide a selection: a generator that yields the required passes and returns the answer.
+    """Decide a selection: a generator that yields the required folds and returns the answer.
 
     The answer carries its guarantee and the assumption of that guarantee.
 
@@ -172,7 +172,7 @@ def answer_all(
     if scores.family is not None:
         compared = scores.family[roles["audit"]] != NONE
     audited = scores.related(roles["audit"][compared], groups)
-    batches, asking, calibrating = [], [], []
+    batches, queries, calibrating = [], [], []
     for selection in selections:
         role, sought = NULL_ROLE[selection.direction], procedure_of(selection.procedure).reads_sought
         known = scores.related(roles.get(role, none), groups)
@@ -186,12 +186,12 @@ def answer_all(
         batches.append(replace(batch("audit", selection), place=place))
         others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else EMPTY
         inputs = seed, batch(role, selection, kept), others, quarantined, dependence
-        asking.append(answer(SelectionInput(selection, Level.of(selection, slot), *inputs)))
+        queries.append(answer(SelectionInput(selection, Level.of(selection, slot), *inputs)))
         calibrating.append(kept)
 
-    def run_pass(asks: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
-        return {index: ask.of_shard(batches[index]) for index, ask in asks}
+    def run_folds(folds: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
+        return {index: fold.of_shard(batches[index]) for index, fold in folds}
 
-    answers = run_queries(asking, run_pass)
+    answers = run_queries(queries, run_folds)
     made = zip(answers, batches, calibrating, strict=True)
     return [Verdict(outcome, *outcome.judge(audit), kept) for outcome, audit, kept in made]

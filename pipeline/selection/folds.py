@@ -77,7 +77,7 @@ EMPTY = RoleScores(np.empty((0, 1)), None, np.empty(0, dtype=np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """One pass over the audit shards: a function of a shard, and a function that merges two results."""
+    """One fold of the audit shards: a function of a shard, and a function that merges two results."""
 
     of_shard: Callable[[RoleScores], Any]
     merge: Callable[[Any, Any], Any] = operator.add
@@ -125,42 +125,42 @@ class Answer:
 
 
 def run_queries(
-    asking: Sequence[Query[Answer]], run_pass: Callable[[Sequence[tuple[int, Fold]]], dict[int, Any]]
+    queries: Sequence[Query[Answer]], run_folds: Callable[[Sequence[tuple[int, Fold]]], dict[int, Any]]
 ) -> list[Answer]:
-    """Decide several selections together: each pass over the shards is shared by all unfinished selections.
+    """Decide several selections together: each reading of the shards is shared by all unfinished selections.
 
     Args:
-        asking: generators from `answer`.
-        run_pass: maps (index of the selection, ask) of a pass to the merged result of each; an index is absent if
+        queries: generators from `answer`.
+        run_folds: maps (index of the selection, fold) to the merged result of each; an index is absent if
             there are no shards.
     """
     answers: dict[int, Answer] = {}
-    results: dict[int, Any] = dict.fromkeys(range(len(asking)))
-    while len(answers) < len(asking):
-        asks: list[tuple[int, Fold]] = []
-        for index, generator in enumerate(asking):
+    results: dict[int, Any] = dict.fromkeys(range(len(queries)))
+    while len(answers) < len(queries):
+        folds: list[tuple[int, Fold]] = []
+        for index, generator in enumerate(queries):
             if index not in answers:
                 try:
-                    asks.append((index, generator.send(results.get(index))))
+                    folds.append((index, generator.send(results.get(index))))
                 except StopIteration as done:
                     answers[index] = done.value
-        results = run_pass(asks) if asks else {}
-    return [answers[index] for index in range(len(asking))]
+        results = run_folds(folds) if folds else {}
+    return [answers[index] for index in range(len(queries))]
 
 
 def search_values(
-    passes: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[RoleScores], np.ndarray]
+    search: Generator[Callable[[np.ndarray], Any], Any, T], values: Callable[[RoleScores], np.ndarray]
 ) -> Query[T]:
-    """Run the passes of a threshold search, such as `find_fused_threshold`, over the values of every shard.
+    """Run the folds of a threshold search, such as `find_fused_threshold`, over the values of every shard.
 
     Args:
-        passes: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.
+        search: yields a function of values, float, (documents,), and is sent its merged result; returns the threshold.
         values: returns the values of the documents of a shard.
     """
     counts = None
     while True:
         try:
-            count = passes.send(counts)
+            count = search.send(counts)
         except StopIteration as end:
             return end.value
         counts = yield Fold(partial(lambda count, batch: count(values(batch)), count))

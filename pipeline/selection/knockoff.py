@@ -79,7 +79,7 @@ def find_threshold(q: Fraction) -> Generator[Callable[[np.ndarray], Any], Any, T
     differences share the document's own score, so W is as skewed as the score. With m = 10, exponential scores,
     10% members and q = .1 the FDR is .46. `sign_symmetry` tests for it.
 
-    The passes are those of `thresholds.find_place` over W, float64.
+    The folds are those of `thresholds.find_place` over W, float64.
 
     Args:
         q: exact.

@@ -27,7 +27,7 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
 
     Args:
         question: the selection and its inputs.
-        deciding: generator of passes that the decision needs; None: none.
+        deciding: generator of folds that the decision needs; None: none.
     """
     selection, level, others = question.selection, question.level, question.others
     calibration = calibration_of(selection.calibration)

@@ -4,7 +4,7 @@ The bit patterns of non-negative float32 values, as integers, have the order of 
 follows from a bit pattern, in the order in which a rule accepts values: `INFINITY` minus the bit pattern, for example,
 for a rule that accepts large values first. 65,536 counters of the high
 halves of the places identify the few bins that can contain the threshold, and 65,536 counters of the low halves in each
-such bin locate it: two passes over the data, with memory that does not depend on the number of values.
+such bin locate it: two folds of the data, with memory that does not depend on the number of values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 BINS = 1 << 16
-MOST_BINS = 16  # maximum bins of one second pass; more than two are rare
+MOST_BINS = 16  # maximum bins of the second fold; more than two are rare
 INFINITY = 0x7F800000
 
 Places = Callable[[np.ndarray], Sequence[np.ndarray]]
@@ -51,7 +51,7 @@ def find_place(
 ) -> Generator[Callable[[np.ndarray], Any], Any, tuple[int, list[int]] | None]:
     """The last occupied place up to which a rule holds, for values distributed over shards.
 
-    Each `yield` requests one pass over all shards: it yields a function of the values of one shard and receives the sum
+    Each `yield` requests one fold of all shards: it yields a function of the values of one shard and receives the sum
     of its results over the shards, or None without shards. Only counters are transferred, not values.
 
     Guaranteed: equal to sorting the places and trying each from the last one downwards.

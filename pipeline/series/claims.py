@@ -22,7 +22,7 @@ from pipeline.run.scored import Scored
 from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, alpha_share
-from pipeline.series import texts as wording
+from pipeline.series import series_text as wording
 from pipeline.series.scans import Claim, FiledSelection, Filing, Opening, Scan, Schedule, parse_schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import LedgerEntry, append_entry

@@ -17,7 +17,7 @@ from pipeline.run.manifest import read_manifest
 from pipeline.run.records import MANIFEST_FILE, VersionedRecord, parse_part
 from pipeline.run.summary import GuaranteeKind
 from pipeline.selection.guarantees import ConclusionValue
-from pipeline.series.texts import already_audited_phrase, clock_note, left_out_later
+from pipeline.series.series_text import already_audited_phrase, clock_note, left_out_later
 from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
 from pipeline.store.files import Store, real_address
 from pipeline.store.ledger import LedgerEntry, read_ledger

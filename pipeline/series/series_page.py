@@ -20,7 +20,7 @@ from pipeline.report.templates import (
     render,
 )
 from pipeline.selection.guarantees import ConclusionValue
-from pipeline.series import texts as wording
+from pipeline.series import series_text as wording
 from pipeline.series.summary import LISTED, SeriesSummary, series_rows
 from pipeline.store.files import Store
 

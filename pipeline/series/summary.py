@@ -27,9 +27,9 @@ from pipeline.run.status import made_answer
 from pipeline.run.summary import read_summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.schedule import alpha_share
-from pipeline.series import texts as wording
+from pipeline.series import series_text as wording
 from pipeline.series.scans import Claim, FiledSelection, Scan, Schedule, read_schedule
-from pipeline.series.texts import new_on_list, unread_earlier, unread_list
+from pipeline.series.series_text import new_on_list, unread_earlier, unread_list
 from pipeline.store.files import Store
 
 LISTED = 200

@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import IncompleteError, UserError
-from pipeline.models.arithmetic import choose_training, processor_here
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.models.opened import Tail, agree, embedding_rows, stated_tail
+from pipeline.models.weight_dtypes import choose_training, processor_here
 
 PIECE_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 27}
 """Maximum number of logits in memory: more than one pass on a CPU has, and half a GiB of float32 on a GPU."""

@@ -18,7 +18,7 @@ from pipeline.selection.collection import joined_blocks, permutation_test
 from pipeline.selection.engine import answer_all
 from pipeline.trial.config import TrialConfig
 from pipeline.trial.repeats import Pool, by_model, mean_estimate, repeats
-from pipeline.trial.texts import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
+from pipeline.trial.trial_text import COLLECTIONS_TITLE, TEST_SHOWS, interval_scope
 
 COLLECTIONS = ("audited", "never trained on")
 """The audited documents; and only those that the model was not trained on, for which every result is wrong."""

@@ -19,7 +19,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.joint import JointEvidence, joinable, joint_select
 from pipeline.trial.config import Point, TrialConfig
 from pipeline.trial.repeats import Pool, Repeat, mean_estimate, repeats
-from pipeline.trial.texts import ACCURACY_TITLE, AGREEMENT_TITLE
+from pipeline.trial.trial_text import ACCURACY_TITLE, AGREEMENT_TITLE
 
 ITEMS = ("all", "selected", "clean")
 """Sets of items: all audited, those selected as clean, and those that are truly clean."""

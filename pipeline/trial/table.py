@@ -17,7 +17,7 @@ from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share
-from pipeline.trial import texts as wording
+from pipeline.trial import trial_text as wording
 from pipeline.trial.repeats import by_model, contradicts, mean_estimate
 
 

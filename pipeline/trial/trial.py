@@ -28,10 +28,10 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import parse_detectors
-from pipeline.models.arithmetic import processor_here
 from pipeline.models.devices import give_back
 from pipeline.models.load import fingerprint_model, open_model, open_picture_model
 from pipeline.models.unchanged import check_same_files
+from pipeline.models.weight_dtypes import processor_here
 from pipeline.report.evaluation_page import roc_figures
 from pipeline.report.tables import (
     Row,
@@ -53,7 +53,7 @@ from pipeline.store.lock import RunLock
 from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial import table, trial_page
-from pipeline.trial import texts as wording
+from pipeline.trial import trial_text as wording
 from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, trial_audit
 from pipeline.trial.progress import TrialProgress

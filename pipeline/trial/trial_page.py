@@ -21,7 +21,7 @@ from pipeline.report.tables import (
     readable,
 )
 from pipeline.report.templates import COLOURS, INK, FigureImage, draw, label, put_legend, render
-from pipeline.trial import texts as wording
+from pipeline.trial import trial_text as wording
 from pipeline.trial.config import TrialConfig
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.models.arithmetic import FLAGS_VARIABLE
+from pipeline.models.weight_dtypes import FLAGS_VARIABLE
 from pipeline.run.manifest import read_run
 from pipeline.store.files import Store
 from tests.helpers.made_up import MakeAudit

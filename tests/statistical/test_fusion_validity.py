@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from simulation import Estimate, leave_one_out, reconformal
 
-from benchmarks.selection import run_passes
+from benchmarks.selection import run_folds
 from pipeline.selection import knockoff as knockoffs
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks
 from pipeline.selection.procedures import PROCEDURES
@@ -92,7 +92,7 @@ def paper_weights(k: np.ndarray, n: int, alpha: Fraction, kind: Weights) -> np.n
 def td4eval(calibration: np.ndarray, audit: np.ndarray, alpha: Fraction) -> np.ndarray:
     n, k = len(calibration), against(audit, calibration)
     p = fuse(k, n, paper_weights(k, n, alpha, "rejections"))
-    end = run_passes(find_threshold(alpha, n), lambda: [p_value_places(p, n)]).value
+    end = run_folds(find_threshold(alpha, n), lambda: [p_value_places(p, n)]).value
     return p <= (0.0 if end is None else end)
 
 
@@ -304,7 +304,7 @@ def filtered(law: str, draws: int, runs: int = 300) -> tuple[Estimate, Estimate,
     warned = 0
     for _ in range(runs):
         w, unseen = paraphrased(law, draws, n, members, rng), paraphrased(law, draws, n, 0, rng)
-        by_filter = knockoffs.is_selected(w, run_passes(knockoffs.find_threshold(q), lambda w=w: [w]))  # type: ignore[misc]
+        by_filter = knockoffs.is_selected(w, run_folds(knockoffs.find_threshold(q), lambda w=w: [w]))  # type: ignore[misc]
         by_rank = bh(ranks(w, calibrate(unseen), "members"), n, q)
         for chosen, values in zip((by_filter, by_rank), wrong, strict=True):
             values.append(chosen[members:].sum() / max(1, chosen.sum()))
@@ -349,7 +349,7 @@ def test_paraphrases_that_compete_keep_the_filter_right_whatever_the_law_of_scor
             "simultaneous": (compete(text, paraphrases).numpy(), q * draws),
         }
         for name, (w, level) in both.items():
-            chosen = knockoffs.is_selected(w, run_passes(knockoffs.find_threshold(level), lambda w=w: [w]))  # type: ignore[misc]
+            chosen = knockoffs.is_selected(w, run_folds(knockoffs.find_threshold(level), lambda w=w: [w]))  # type: ignore[misc]
             values[name].append((chosen[members:].sum() / max(1, chosen.sum()), chosen[:members].mean()))
     mean, simultaneous = ([Estimate.of([pair[at] for pair in pairs]) for at in (0, 1)] for pairs in values.values())
     assert simultaneous[0].mean <= 0.1 + 4 * simultaneous[0].se
@@ -383,10 +383,10 @@ def test_a_shrunk_scale_keeps_the_filter_right_and_gains_power_where_scales_diff
         w = ordered[:, -1] - np.median(ordered[:, :-1], axis=1)
         w *= np.where(scores.argmax(axis=1) == 0, 1, -1)
         spread = ordered[:, :-1].var(axis=1, ddof=1)
-        found = run_passes(knockoffs.find_scale(draws), lambda spread=spread: [spread])  # type: ignore[misc]
+        found = run_folds(knockoffs.find_scale(draws), lambda spread=spread: [spread])  # type: ignore[misc]
         values.append([])
         for shown in (w, w / found.of(spread)):
-            cut = run_passes(knockoffs.find_threshold(q * draws), lambda w=shown: [w])  # type: ignore[misc]
+            cut = run_folds(knockoffs.find_threshold(q * draws), lambda w=shown: [w])  # type: ignore[misc]
             chosen = knockoffs.is_selected(shown, cut)
             values[-1] += [chosen[members:].sum() / max(1, chosen.sum()), chosen[:members].sum() / max(1, members)]
     wrong, power, wrong_scaled, power_scaled = np.array(values).T

@@ -79,7 +79,7 @@ def test_every_statistic_is_that_of_the_present_sweep_whatever_the_shape(rows, c
     check(logits.to(dtype), targets)
 
 
-def test_a_block_that_is_larger_than_all_before_it_rescales_them_and_equal_ones_do_not():
+def test_a_block_larger_than_all_before_it_rescales_them_and_equal_ones_do_not():
     columns = 3 * BLOCK
     rising = torch.linspace(-300, 300, columns)
     equal = torch.full_like(rising, -7.5)
@@ -144,7 +144,7 @@ def test_nan_and_inf_give_nan_in_their_row_alone():
         assert values.isnan().tolist() == [False, True, True, True, True], name
 
 
-def test_a_row_without_any_token_and_an_id_without_a_row_give_nan_and_no_row_gives_none():
+def test_a_row_without_tokens_and_an_id_without_a_row_give_nan_and_no_row_gives_none():
     logits, targets = noise(3, 50)
     logits[0] = -math.inf
     targets[1:] = torch.tensor([50, -1])

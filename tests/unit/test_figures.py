@@ -34,8 +34,8 @@ def known_scores(count: int, seed: int) -> RoleScores:
 
 
 def decided(selection: SelectionConfig, audited: RoleScores, known: RoleScores) -> Answer:
-    asking = answer(SelectionInput(selection, Level.of(selection, None), 0, known, EMPTY, 2))
-    (one,) = run_queries([asking], lambda asks: {index: ask.of_shard(audited) for index, ask in asks})
+    query = answer(SelectionInput(selection, Level.of(selection, None), 0, known, EMPTY, 2))
+    (one,) = run_queries([query], lambda folds: {index: fold.of_shard(audited) for index, fold in folds})
     return one
 
 

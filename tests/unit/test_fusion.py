@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.selection import run_passes
+from benchmarks.selection import run_folds
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid, smallest_simes
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
@@ -42,7 +42,7 @@ def floats(bits: list[int]) -> np.ndarray:
 
 
 def by_counting(stream: Callable[[], Iterable[np.ndarray]], alpha: Fraction, quarantined: int = 0) -> Threshold:
-    return run_passes(find_threshold(alpha, N, quarantined), lambda: (p_value_places(values, N) for values in stream()))
+    return run_folds(find_threshold(alpha, N, quarantined), lambda: (p_value_places(values, N) for values in stream()))
 
 
 def by_sorting(p: list[float], alpha: Fraction) -> Threshold:
@@ -101,7 +101,7 @@ def test_p_values_are_rounded_up_to_float32_or_half_of_its_smallest_step(p: floa
 
 def find_place_of(value: float, n: int) -> Fraction:
     """The exact number that a p-value stands for: with one document at level 1 it is the threshold."""
-    found = run_passes(find_threshold(Fraction(1), n), lambda: [p_value_places(np.array([value]), n)])
+    found = run_folds(find_threshold(Fraction(1), n), lambda: [p_value_places(np.array([value]), n)])
     assert found.n_selected == 1
     return Fraction(found.value or 0.0)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import polygamma
 
-from benchmarks.selection import run_passes
+from benchmarks.selection import run_folds
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.base import Evidence
 from pipeline.detectors.knockoff import compete, knockoff, knockoff_spread, simultaneous_draws, spread_column
@@ -59,7 +59,7 @@ def test_the_filter_found_by_counting_equals_the_definition(
 ) -> None:
     """(1 / draws) (1 + #{W <= -t}) / max(1, #{W >= t}) <= q, and none of fewer than `fewest` documents."""
     values = np.array(w)
-    found = run_passes(find_threshold(q * draws), lambda: (values[i::shards] for i in range(shards)))
+    found = run_folds(find_threshold(q * draws), lambda: (values[i::shards] for i in range(shards)))
     assert found == by_sorting(w, q * draws)
     chosen = is_selected(values, found)
     assert chosen.sum() == found.n_selected
@@ -68,9 +68,9 @@ def test_the_filter_found_by_counting_equals_the_definition(
     assert found.n_selected == 0 or found.n_selected >= least == math.ceil(1 / (draws * q))
     assert sentence.endswith(f"has {least:,} documents.") == (least <= len(w))
     assert [fewest(q, m, draws)[1].endswith("documents.") for m in (least, least - 1)] == [True, False]
-    assert run_passes(find_threshold(q * draws), lambda: [np.ones(least)]).n_selected == least
+    assert run_folds(find_threshold(q * draws), lambda: [np.ones(least)]).n_selected == least
     if least > 1:
-        assert run_passes(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
+        assert run_folds(find_threshold(q * draws), lambda: [np.ones(least - 1)]).n_selected == 0
 
 
 def test_symmetric_signs_pass_skewed_ones_fail_and_a_handful_shows_nothing() -> None:
@@ -180,22 +180,22 @@ def test_the_scale_found_by_counting_is_that_of_the_methods_page(
     rng = np.random.default_rng(seed)
     v = rng.chisquare(4, n) * np.exp(rng.normal(0, sigma, n)) * (rng.random(n) < 0.8)
     v = np.round(v, int(rng.integers(1, 9)))  # ties and zeros
-    found = run_passes(find_scale(draws), lambda: (v[i::shards] for i in range(shards)))
+    found = run_folds(find_scale(draws), lambda: (v[i::shards] for i in range(shards)))
     np.testing.assert_allclose(found.of(v), shrunk(v, draws + 1), rtol=1e-6)
     turned = v[::-1]
-    assert run_passes(find_scale(draws), lambda: [turned]) == found, "no order and no shard matters"
+    assert run_folds(find_scale(draws), lambda: [turned]) == found, "no order and no shard matters"
 
 
 def test_equal_spreads_and_no_documents_have_a_scale_and_unequal_ones_need_twenty() -> None:
-    assert run_passes(find_scale(4), lambda: [np.full(30, 0.25)]).of(np.full(2, 0.25)).tolist() == [0.5, 0.5]
+    assert run_folds(find_scale(4), lambda: [np.full(30, 0.25)]).of(np.full(2, 0.25)).tolist() == [0.5, 0.5]
     assert (
-        run_passes(find_scale(4), lambda: iter(()))
+        run_folds(find_scale(4), lambda: iter(()))
         == Scale()
-        == run_passes(find_scale(4), lambda: [np.full(30, math.inf)])
+        == run_folds(find_scale(4), lambda: [np.full(30, math.inf)])
     )
     for documents, scaled in ((19, False), (20, True)):
         spread = np.exp(np.arange(documents))
-        assert (run_passes(find_scale(10), lambda spread=spread: [spread]) != Scale()) == scaled
+        assert (run_folds(find_scale(10), lambda spread=spread: [spread]) != Scale()) == scaled
 
 
 def test_a_selection_divides_by_the_spread_only_where_it_names_it() -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertForMaskedLM
 
 from pipeline.config.models import ModelConfig
-from pipeline.models.arithmetic import FLAGS_VARIABLE
 from pipeline.models.load import (
     LanguageModel,
     Seq2SeqModel,
@@ -25,6 +24,7 @@ from pipeline.models.load import (
     open_paraphraser,
 )
 from pipeline.models.tokens import tokenize
+from pipeline.models.weight_dtypes import FLAGS_VARIABLE
 from tests.helpers.commands import user_error
 
 TEXTS = ["The river learns the garden letter.", "Winter, a morning of quiet numbers; naïve ☃ twice.", ""]

@@ -26,9 +26,9 @@ from pipeline.trial.ranking import ranking_rows, read_results
 from pipeline.trial.repeats import Pool, mean_interval, measure, repeats
 from pipeline.trial.splits import Drawable, choose_trained, draw_split
 from pipeline.trial.table import audit_row, audit_table, selection_rows, selection_table, to_arrow
-from pipeline.trial.texts import verification
 from pipeline.trial.trial_documents import read_documents
 from pipeline.trial.trial_page import selection_figures, trial_page
+from pipeline.trial.trial_text import verification
 from tests.helpers.commands import user_error
 from tests.helpers.report_run import SCRIPT, summary_of
 from tests.helpers.trials import facts_of, measured, pool, swept_rows, trial

@@ -11,7 +11,7 @@ from pipeline.report.tables import as_text
 from pipeline.trial.config import build_trial
 from pipeline.trial.repeats import ROWS_SCHEMA, measure
 from pipeline.trial.table import selection_rows, selection_table
-from pipeline.trial.texts import verification
+from pipeline.trial.trial_text import verification
 from tests.helpers.trials import pool, trial
 
 

@@ -10,8 +10,8 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import as_text
 from pipeline.trial.repeats import ROWS_SCHEMA, mean_exceeds, mean_interval, models_interval
 from pipeline.trial.table import model_rows, model_table, selection_rows, selection_table
-from pipeline.trial.texts import detector_title, interval_scope, verification
 from pipeline.trial.trial_page import selection_figures
+from pipeline.trial.trial_text import detector_title, interval_scope, verification
 
 RUNS = 300
 

@@ -154,7 +154,7 @@ def _answer(question: SelectionInput) -> Query[Answer]:
 
 
 def _by_scores(question: SelectionInput, counts: RankCounts) -> Query[Decision]:
-    """Estimate the share of nulls from the mean scores of known and audited documents, in an additional pass."""
+    """Estimate the share of nulls from the mean scores of known and audited documents, in an additional fold."""
     known, others = question.known.first, question.others.first
     needs_known("ptdi_known_members", others.size)
     centre = float(np.median(known))

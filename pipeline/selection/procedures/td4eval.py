@@ -318,7 +318,7 @@ def find_fused_threshold(
 ) -> Generator[Callable[[np.ndarray], Any], Any, Threshold]:
     """BH's threshold of fused p-values distributed over shards: the largest p with m p <= alpha R(p).
 
-    R(p) is the number of p-values up to p. The passes are those of `thresholds.find_place`, over `fused_places`.
+    R(p) is the number of p-values up to p. The folds are those of `thresholds.find_place`, over `fused_places`.
 
     Guaranteed: equal to sorting the values and comparing in exact rationals, m p alpha_den <= alpha_num R.
 

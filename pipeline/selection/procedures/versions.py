@@ -39,7 +39,7 @@ MARKED = 20
 
 
 def answer_versions(selection: SelectionConfig, seed: int, quarantined: int) -> Query[Answer]:
-    """Decide a selection of documents with versions, in one pass that collects the scores of all versions.
+    """Decide a selection of documents with versions, in one fold that collects the scores of all versions.
 
     All scores of all versions are held in memory.
 

@@ -10,8 +10,9 @@ import torch
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError
-from pipeline.models import arithmetic
-from pipeline.models.arithmetic import (
+from pipeline.models import weight_dtypes
+from pipeline.models.load import open_model
+from pipeline.models.weight_dtypes import (
     FLAGS_VARIABLE,
     Processor,
     check_explicit,
@@ -20,7 +21,6 @@ from pipeline.models.arithmetic import (
     choose_training,
     processor_here,
 )
-from pipeline.models.load import open_model
 from pipeline.plan.description import build_config
 from pipeline.run.dtypes import WorkerFacts, decide_types, read_arithmetic, with_types
 from pipeline.run.manifest import read_run
@@ -149,16 +149,16 @@ def _with_config(folder: Path, target: Path, **settings: object) -> Path:
 def test_the_type_of_a_checkpoint_is_read_from_its_files_and_an_unknown_one_refused(
     half_model: Path, tmp_path: Path
 ) -> None:
-    assert arithmetic.stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
+    assert weight_dtypes.stored_type(ModelConfig(path=str(half_model))) == "bfloat16"
     unnamed = _with_config(half_model, tmp_path / "unnamed", dtype=None, torch_dtype=None)
-    assert arithmetic.stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
+    assert weight_dtypes.stored_type(ModelConfig(path=str(unnamed))) == "bfloat16"
     float8 = _with_config(half_model, tmp_path / "float8", quantization_config={"quant_method": "fp8"})
     assert "8-bit floats, which cannot be opened here" in user_error(
-        arithmetic.stored_type, ModelConfig(path=str(float8))
+        weight_dtypes.stored_type, ModelConfig(path=str(float8))
     )
     strange = _with_config(half_model, tmp_path / "strange", dtype="int7", torch_dtype=None)
     with pytest.raises(UserError, match=r"of type int7, and dtype auto knows float64.*set dtype: float32"):
-        arithmetic.stored_type(ModelConfig(path=str(strange)))
+        weight_dtypes.stored_type(ModelConfig(path=str(strange)))
 
 
 def test_a_model_that_is_opened_by_itself_has_the_type_of_the_machine(
