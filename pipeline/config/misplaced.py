@@ -35,7 +35,7 @@ MODEL_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 RUN_FILES = ("manifest.json", "shards.json")
 """The files of every run directory."""
 
-_OF_MODELS = ("adapter_config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_MODEL_FILES = ("adapter_config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _BUNDLE_END = b"seenset evidence bundle"
 _MAGIC = (b"PAR1", b"ARROW1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # Parquet, Arrow, gzip, zstd
 _PACKED = (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!")
@@ -152,7 +152,7 @@ def what_folder(path: str) -> str | None:
 
 
 def _is_model(folder: str) -> bool:
-    return any(name in _OF_MODELS or name.endswith(MODEL_SUFFIXES) for name in _names(folder))
+    return any(name in _MODEL_FILES or name.endswith(MODEL_SUFFIXES) for name in _names(folder))
 
 
 def _what_file(path: str) -> str | None:

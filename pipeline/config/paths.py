@@ -22,7 +22,7 @@ from pipeline.config.misplaced import of_other_system
 from pipeline.errors import UserError
 
 MARK = "/./"
-_OF_A_RUN = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is in a ledger
+_RUN_FILES = ("manifest.json", "trial.json", "models", "00000000.json")  # the last is in a ledger
 
 
 _IRREGULAR = (
@@ -75,7 +75,7 @@ def check_run_folder(run: str, folders: Mapping[str, str]) -> None:
         return
     if not run:
         raise UserError("run is empty: name a folder, such as runs/audit")
-    if any(os.path.exists(os.path.join(run, name)) for name in _OF_A_RUN[:2]):
+    if any(os.path.exists(os.path.join(run, name)) for name in _RUN_FILES[:2]):
         return
     real = os.path.realpath(os.path.expanduser(run))
     for folder, named in folders.items():
@@ -169,7 +169,7 @@ def _is_path(place: Place, path: str) -> bool:
 
 def _exists(place: Place, path: str) -> bool:
     if place is Place.RUN:
-        return any(os.path.exists(os.path.join(path, name)) for name in _OF_A_RUN)
+        return any(os.path.exists(os.path.join(path, name)) for name in _RUN_FILES)
     return os.path.exists(path) or (place is Place.INPUT and any(glob.iglob(path, recursive=True)))
 
 
