@@ -68,7 +68,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     for name in ("manifest.json", "shards.json", "report/report.html", "selection/members/selected.parquet"):
         (tmp_path / "runs/first" / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / "runs/first" / name).write_text("{}")
+        (tmp_path / "runs/first" / name).write_text("[]")  # of no version
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
