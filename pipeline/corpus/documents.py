@@ -314,7 +314,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     if shard.versioned:
         versions = _versions(shard, row, text, caption)
         if isinstance(versions, Unreadable):
-            return Document(row, doc_id, "", label, (versions.reason, versions.message))
+            return Document(row, doc_id, "", label, (versions.reason, versions.message), cause=versions.cause)
         return Document(row, doc_id, versions.text, label, versions=versions)
     scores: tuple[float, ...] = ()
     if shard.scores and caption is not None and text is not DEADLY:
