@@ -23,9 +23,13 @@ FOREIGN = {
 
 CUTS = {
     *("partition", "rpartition", "split", "rsplit", "splitlines", "removeprefix", "removesuffix", "replace"),
-    *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "translate"),
+    *("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "translate", "shorten"),
 }
 PATTERNS = {"match", "search", "fullmatch", "sub", "subn", "findall", "finditer", "split"}
+NAMED = {"error", "exception", "exc"}
+"""Names that hold an error wherever they stand, as parameters without a type and as fields."""
+
+CAUSES = {"__cause__", "__context__", "cause"}
 WORDED = {
     "str",
     "repr",
@@ -40,6 +44,16 @@ WORDED = {
 """Functions that return the message of an error, or a message that they are given."""
 
 
+def names_errors(annotation: ast.AST | None) -> bool:
+    """Whether a type, or one in its text, is a class of errors."""
+    parts = [] if annotation is None else list(ast.walk(annotation))
+    names = [getattr(one, "id", getattr(one, "attr", getattr(one, "value", ""))) for one in parts]
+    words = [
+        word for name in names if isinstance(name, str) for word in name.replace("[", " ").replace("]", " ").split()
+    ]
+    return any(word.endswith(("Error", "Exception", "Fault", "Refusal")) for word in words)
+
+
 class Messages:
     """The names in a function that hold errors and their messages."""
 
@@ -49,10 +63,11 @@ class Messages:
         for node in ast.walk(function):
             if isinstance(node, ast.ExceptHandler) and node.name:
                 self.errors.add(node.name)
-            elif isinstance(node, ast.arg) and node.annotation is not None:
-                names = (getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node.annotation))
-                if any(name.endswith(("Error", "Exception", "Fault", "Refusal")) for name in names):
-                    self.errors.add(node.arg)
+            elif isinstance(node, ast.arg) and (node.arg in NAMED or names_errors(node.annotation)):
+                self.errors.add(node.arg)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+                tested = node.args[0] if names_errors(node.args[1]) else None
+                self.errors |= {tested.id} if isinstance(tested, ast.Name) else set()
         while self._follow(function):
             pass
 
@@ -63,12 +78,16 @@ class Messages:
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.AugAssign)) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     self._assign(target, node.value)
+            elif isinstance(node, (ast.For, ast.comprehension)) and self.is_error(node.iter):
+                self._assign(node.target, node.iter)
         return len(self.errors) + len(self.held) > before
 
     def _assign(self, target: ast.AST, value: ast.AST) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, part in zip(target.elts, value.elts, strict=True):
                 self._assign(one, part)
+        elif isinstance(target, ast.Tuple) and self.is_message(value):  # error.args, or the characters of a message
+            self.held |= {one.id for one in target.elts if isinstance(one, ast.Name)}
         elif isinstance(target, ast.Name) and self.is_error(value):
             self.errors.add(target.id)
         elif isinstance(target, ast.Name) and self.is_message(value):
@@ -77,7 +96,11 @@ class Messages:
     def is_error(self, node: ast.AST) -> bool:
         """Whether an expression is an error, or what caused one."""
         if isinstance(node, ast.Attribute):
-            return node.attr in ("__cause__", "__context__", "cause") and self.is_error(node.value)
+            return node.attr in NAMED or (node.attr in CAUSES and self.is_error(node.value))
+        if isinstance(node, ast.Subscript):
+            return self.is_error(node.value)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            return node.func.attr == "exception" and not node.args
         return isinstance(node, ast.Name) and node.id in self.errors
 
     def is_message(self, node: ast.AST) -> bool:
@@ -100,6 +123,8 @@ class Messages:
         if isinstance(node, ast.Call):
             given = any(self.is_error(one) or self.is_message(one) for one in node.args)
             if isinstance(node.func, ast.Attribute):
+                if node.func.attr in ("__str__", "__repr__") and self.is_error(node.func.value):
+                    return True
                 return self.is_message(node.func.value) or (given and node.func.attr in ("join", "format"))
             return given and getattr(node.func, "id", "") in WORDED
         return False
@@ -107,7 +132,9 @@ class Messages:
     def is_cut(self, node: ast.AST) -> bool:
         """Whether an expression takes a message apart, or decides by a part of it."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            matched = node.func.attr in PATTERNS and any(map(self.is_message, node.args))
+            given = any(map(self.is_message, node.args))
+            whole = getattr(node.func.value, "id", "") in ("str", "textwrap")  # str.partition(message, ":")
+            matched = given and (node.func.attr in PATTERNS or (whole and node.func.attr in CUTS))
             return matched or (node.func.attr in CUTS and self.is_message(node.func.value))
         if isinstance(node, ast.Subscript):
             return self.is_message(node.value) and not isinstance(node.value, ast.Attribute)

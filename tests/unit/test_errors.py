@@ -51,6 +51,28 @@ def test_every_way_to_take_a_message_apart_is_found(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "def f(error):\n  str(error).split(':')",
+        "def f(one: 'list[UserError]'):\n  str(one[0]).split(':')",
+        "def f(*given: UserError):\n  str(given[0]).split(':')",
+        "def f(given: list[UserError]):\n  for one in given:\n    str(one).split(':')",
+        "def f(given: list[UserError]):\n  return [str(one).split(':') for one in given]",
+        "def f(one):\n  if isinstance(one, UserError):\n    str(one).split(':')",
+        "def f(future):\n  failed = future.exception()\n  str(failed).split(':')",
+        "def f(self):\n  str(self.error).split(':')",
+        "split = lambda error: str(error).split(':')",
+        "def f(error):\n  str.partition(str(error), ':')",
+        "def f(error):\n  textwrap.shorten(str(error), 20)",
+        "def f(error):\n  error.__str__().split(':')",
+        "def f(error):\n  message, = error.args\n  message.split(':')",
+    ],
+)
+def test_an_error_is_known_wherever_it_comes_from(text: str) -> None:
+    assert cuts(ast.parse(text), "m")
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "raise UserError(f'{name}: {error}') from None",
