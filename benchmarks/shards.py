@@ -43,7 +43,7 @@ STEPS = ("plan", "dispatch", "resume")
 class IdleActor(actors.ShardActor):
     """Reports a receipt of every shard at once."""
 
-    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt | Failure]:
+    def _finish(self, shards: Sequence[Shard], speculative: bool = False) -> Iterator[Receipt | Failure]:
         for shard in shards:
             yield Receipt(shard.id, shard.role, 0, 0, 0, "none", None, {}, {}, {"none": FileRecord(0, 0, "")}, "")
 

@@ -152,21 +152,21 @@ class ShardActor:
         finally:
             faulthandler.cancel_dump_traceback_later()
 
-    def _finish(self, shards: Sequence[Shard], beside: bool = False) -> Iterator[Receipt | Failure]:
+    def _finish(self, shards: Sequence[Shard], speculative: bool = False) -> Iterator[Receipt | Failure]:
         """Finish shards; if `beside`, another actor may also finish them, and only receipts count."""
         looked = time.monotonic()
 
         def on_batch(shard: Shard, documents: int, tokens: int) -> None:
             nonlocal looked
             _watch()
-            if not beside:
+            if not speculative:
                 self.metrics.advance(shard.id, documents, tokens, stream)
             elif time.monotonic() - looked > OVERTAKEN_SECONDS:
                 looked = time.monotonic()
                 if self.store.exists(receipt_name(self.stage.name, shard.id)):
                     raise OvertakenError
 
-        stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not beside)
+        stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not speculative)
         todo = iter(shards)
         for shard, result in stream.finish(lambda prefetch: next(todo, None)):
             _watch()
@@ -174,7 +174,7 @@ class ShardActor:
                 if stream.filed:
                     self.metrics.finish(result, stream)
                 yield result
-            elif not beside:
+            elif not speculative:
                 yield failure_event(shard, result)
             self.finished += 1
             if self.finished % GIVING_BACK == 0:
@@ -212,7 +212,7 @@ class ShardActor:
         """Finish a shard that another actor may be working on, with a mark in case its documents end actors."""
         mark = self._shard_mark(shard)
         self.store.write(mark, b"")
-        yield from self._finish([shard], beside=True)
+        yield from self._finish([shard], speculative=True)
         self.store.remove(mark)
 
     def _attempt_deaths(self, shard: Shard) -> Any:

@@ -113,11 +113,11 @@ def finish_work_before_scoring(driver: Driver, jobs: Sequence[AdapterJob], stage
         driver.status.write("running", None)
         _train(driver, jobs)
         supervisor.check()
-    with ExitStack() as beside:
+    with ExitStack() as stack:
         if room is not None:
             at_once, actors = room
             plan = _with_actors(plan, actors)
-            beside.enter_context(_trained_beside(driver, jobs, at_once))
+            stack.enter_context(_trained_meanwhile(driver, jobs, at_once))
         for stage in stages:
             finish_stage(driver, stage, plan)
 
@@ -160,7 +160,7 @@ def _train(
 
 
 @contextmanager
-def _trained_beside(driver: Driver, jobs: Sequence[AdapterJob], at_once: int) -> Iterator[None]:
+def _trained_meanwhile(driver: Driver, jobs: Sequence[AdapterJob], at_once: int) -> Iterator[None]:
     """Train while the block runs, and wait for the end after it; if the block raises, the trainings stop.
 
     Raises:

@@ -107,14 +107,14 @@ def start_checks(
     Raises:
         UserError: the errors of `check_before_scoring`, `connect`, `cluster_shape` and `check_node_versions`.
     """
-    beside = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
-    separate = beside and stored_preflight(store, plan.shards, plan.config.seed) is None
+    concurrent = bool(pending(plan, SCORING, store)) and (machine is None or early is not None)
+    separate = concurrent and stored_preflight(store, plan.shards, plan.config.seed) is None
     checks = Checks(plan, store, reporter, begin_checks(plan, RUN) if separate else None)
-    if beside and machine is None:
+    if concurrent and machine is None:
         connect()
         cluster_shape(plan.config.resources)
         check_node_versions()
-    if not beside or sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
+    if not concurrent or sum(plan.estimated_tokens().values()) <= WAITING_TOKENS:
         checks.wait()
     return checks
 

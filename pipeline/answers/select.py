@@ -136,8 +136,8 @@ def select_all(
     rereads = how.texts and isinstance(config.model, ModelConfig) and not (pictured or config.corpus.has_ids)
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # from the answers that are replaced
-    with ThreadPoolExecutor(1, "seenset-copies") as beside:
-        tasks, documents = _tasks(config, scored, limit, how.texts, each, beside)
+    with ThreadPoolExecutor(1, "seenset-copies") as executor:
+        tasks, documents = _tasks(config, scored, limit, how.texts, each, executor)
         if how.claim is not None:
             tasks = _claimed(tasks, how.claim)
             config = config.model_copy(update={"selections": [task.selection for task in tasks]})
@@ -205,7 +205,7 @@ def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_Selectio
 
 
 def _tasks(
-    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: ShardMap, beside: Executor
+    config: AuditConfig, scored: Scored, limit: int | None, texts: bool, each: ShardMap, executor: Executor
 ) -> tuple[list[_SelectionTask], dict[Role, RoleDocuments]]:
     """The configured selections, with shared data: spans of scores, checks and dependent documents."""
     columns = _columns(config.selections)
@@ -220,7 +220,7 @@ def _tasks(
     for role in roles:
         keep = overlaps[role].keep if role in overlaps else None
         sketched = read_sketches(scored, role, each, keep, MOST if role == "audit" else None)
-        searches[role] = beside.submit(sketched.list_near_duplicates, config.near_copies)
+        searches[role] = executor.submit(sketched.list_near_duplicates, config.near_copies)
     span = find_span(scored, roles, columns, each)
     blind_tests: dict[Role, BlindTest] = {role: run_blind_test(scored, role, config) for role in overlaps}
     documents = {role: search.result() for role, search in searches.items()}

@@ -130,17 +130,17 @@ class _Origin:
         """Resolve one path; a hub id, a module and a packaged name are returned unchanged."""
         if not path or "://" in path or os.path.isabs(path) or path.startswith("~"):
             return path
-        beside = os.path.join(self.folder, path)
-        if not _exists(place, beside) and (instead := of_other_system(path, self.folder)) is not None:
+        joined = os.path.join(self.folder, path)
+        if not _exists(place, joined) and (instead := of_other_system(path, self.folder)) is not None:
             raise UserError(f"{where}: no {path}; {instead}")
-        if not _is_path(place, path) and not (place is Place.MODEL and os.path.exists(beside)):
+        if not _is_path(place, path) and not (place is Place.MODEL and os.path.exists(joined)):
             if place is Place.MODEL:
                 self._refuse_elsewhere(place, path, where)
             return path
-        if not _exists(place, beside):
+        if not _exists(place, joined):
             self._refuse_elsewhere(place, path, where)
         if place is Place.RUN:
-            return os.path.normpath(beside)
+            return os.path.normpath(joined)
         return f"{self.folder.rstrip('/')}{MARK}{os.path.normpath(path)}"
 
     def _refuse_elsewhere(self, place: Place, path: str, where: str) -> None:

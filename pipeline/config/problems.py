@@ -225,8 +225,8 @@ def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
             section = section.get(part, section)
         elif isinstance(section, list) and isinstance(part, int):
             section = section[part]
-    beside = section.items() if isinstance(section, Mapping) else ()
-    digits = [key for key, empty in beside if isinstance(key, int) and empty is None]
+    entries = section.items() if isinstance(section, Mapping) else ()
+    digits = [key for key, empty in entries if isinstance(key, int) and empty is None]
     if digits:  # {alpha: 0,1} is alpha: 0 and a key 1
         return f"; did you mean {value}.{digits[0]}? A comma ends a value"
     return f"; did you mean {value / 100:g} ({value:g}%)?" if share and 1 < value < 100 else ""

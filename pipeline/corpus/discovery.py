@@ -180,8 +180,8 @@ def discover_data(folder: str) -> FolderData:
         files.append(replace(described, dialect=key[4], warning=note, count=len(paths)))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = guess_role(names[0])
-        beside = _captions_beside(folder, paths)
-        files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, beside, len(paths)))
+        caption = _captions_beside(folder, paths)
+        files.append(DataFiles(names, PICTURE.name, None, "", None, (), role, word, IMAGE, caption, len(paths)))
     for place, paths in texts.items():
         dialect = detected(os.path.join(folder, paths[0]), TEXT.settings)
         taken = dict(_text_files(folder, place, paths, alone=not groups))

@@ -272,7 +272,7 @@ def _versions(shard: Shard, row: int, value: Any, companions: Any) -> TextVersio
         features = None if shard.no_features else rows_features(value)
         value, *companions = permuted
     if shard.template:
-        given = dict(zip(shard.beside, companions, strict=True))
+        given = dict(zip(shard.value_columns, companions, strict=True))
         others = {name: given[name] for name in shard.companions}
         orders = order_options(value, shard.text, others, shard.template, shard.keep_marks)
         if isinstance(orders, Unreadable):

@@ -111,7 +111,7 @@ class Shard:
         return self.text not in self.scores
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def value_columns(self) -> tuple[str, ...]:
         """The columns that are read with the documents: those of versions, or of scores."""
         return (*self.companions, *self.answers) or self.scores
 

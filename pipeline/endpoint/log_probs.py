@@ -155,10 +155,10 @@ def _of_prompt(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str)
 
 
 def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -> _Listed:
-    """OpenAI's echo: the tokens of the prompt, followed by generated ones; or the prompt beside the choices."""
-    beside = value.get("prompt")
-    if isinstance(beside, list) and beside and isinstance(beside[0], dict) and beside[0].get("logprobs"):
-        choice = beside[0]
+    """OpenAI's echo: the tokens of the prompt, followed by generated ones; or the prompt echoed the choices."""
+    echoed = value.get("prompt")
+    if isinstance(echoed, list) and echoed and isinstance(echoed[0], dict) and echoed[0].get("logprobs"):
+        choice = echoed[0]
     log_probs, whole = choice.get("logprobs"), choice.get("text")
     listed = log_probs if isinstance(log_probs, dict) else {}
     if isinstance(listed.get("token_logprobs"), list):

@@ -57,9 +57,9 @@ def merkle_proofs(leaves: Sequence[bytes]) -> list[Proof]:
     for position in range(len(leaves)):
         steps = []
         for level in levels[:-1]:
-            beside = position ^ 1
-            if beside < len(level):
-                steps.append(bytes([beside < position]) + level[beside])
+            sibling = position ^ 1
+            if sibling < len(level):
+                steps.append(bytes([sibling < position]) + level[sibling])
             position //= 2
         proofs.append(steps)
     return proofs
@@ -75,8 +75,8 @@ def compute_roots(leaves: Sequence[bytes], proofs: Iterable[bytes]) -> list[byte
     for leaf, proof in zip(leaves, proofs, strict=True):
         root, passed = leaf, []
         for start in range(0, len(proof), STEP):
-            beside, end = proof[start + 1 : start + STEP], start + STEP
-            root = _node(beside + root if proof[start] == 1 else root + beside)
+            sibling, end = proof[start + 1 : start + STEP], start + STEP
+            root = _node(sibling + root if proof[start] == 1 else root + sibling)
             passed.append(root + proof[end:])
             if (above := made.get(passed[-1])) is not None:
                 root = above

@@ -280,7 +280,7 @@ class _Differences:
 
     changed: float  # of the tokens before one that is another
     again: float  # the first and the second time
-    beside: float  # alone and beside a longer text
+    batched: float  # alone and beside a longer text
     limit: float  # by rounding in float32
     deviation: float  # standard deviation of the logits, > 0
     nan: bool  # whether a logit is NaN
@@ -289,7 +289,7 @@ class _Differences:
 _CHANGED = "is no causal language model: another last token moves the logits of the tokens before it"
 _AGAIN = "gives the same text other logits the second time: they move"
 _NAN = "gives logits that are NaN"
-_BESIDE = "gives a text other logits beside a longer one: they move"
+_BATCHED = "gives a text other logits beside a longer one: they move"
 
 
 def _differences(reader: Reader, texts: Texts, repeated: bool) -> _Differences:
@@ -303,15 +303,15 @@ def _differences(reader: Reader, texts: Texts, repeated: bool) -> _Differences:
     alone = reader.read([ids])[0]
     batch = reader.read([ids, other, longer])
     limit, finite = rounding_error(alone), alone[alone.isfinite()]
-    beside, again = largest_difference(batch[0, :end], alone), 0.0
+    batched, again = largest_difference(batch[0, :end], alone), 0.0
     changed = largest_difference(batch[0, : end - 1], batch[1, : end - 1])
-    if repeated or beside > limit:
+    if repeated or batched > limit:
         again = largest_difference(reader.read([ids])[0], alone)
-    if beside > limit and not repeated:
+    if batched > limit and not repeated:
         changed = max(changed, largest_difference(reader.read([other])[0, : end - 1], alone[: end - 1]))
     deviation = float(finite.std()) if len(finite) > 1 else 0.0
     nan = bool(alone.isnan().any() or batch.isnan().any())
-    return _Differences(changed, again, beside, limit, max(deviation, limit), nan)
+    return _Differences(changed, again, batched, limit, max(deviation, limit), nan)
 
 
 def float32_fault(reader: Reader) -> str | None:
@@ -319,7 +319,7 @@ def float32_fault(reader: Reader) -> str | None:
     fault = None
     for texts in reader.attempts:
         moved = _differences(reader, texts, repeated=False)
-        kinds = {_AGAIN: moved.again, _CHANGED: moved.changed, _BESIDE: moved.beside}
+        kinds = {_AGAIN: moved.again, _CHANGED: moved.changed, _BATCHED: moved.batched}
         fault = next((kind for kind, value in kinds.items() if value > moved.limit), None)
         if fault is None:
             return None

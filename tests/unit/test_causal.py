@@ -273,7 +273,7 @@ def test_smollm2_is_within_the_tolerance_alone_again_and_padded(smollm2: Languag
     reader = choose_reader(smollm2)
     for texts in reader.attempts:
         moved = probe._differences(reader, texts, repeated=True)
-        assert max(moved.changed, moved.again, moved.beside) < moved.limit / 4
+        assert max(moved.changed, moved.again, moved.batched) < moved.limit / 4
     assert len(reader.attempts[0][0]) == probe.LENGTH
     assert float32_fault(reader) is None
 

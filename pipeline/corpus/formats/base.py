@@ -68,7 +68,7 @@ def encodable(text: str) -> str:
 
 
 Row = tuple[int, Any, Any, Any, Any, Any]
-"""Number; text, picture or list of versions; id; group; label; and caption or the values of `Shard.beside`."""
+"""Number; text, picture or list of versions; id; group; label; and caption or the values of `Shard.value_columns`."""
 
 NOTHING = (None, None, None, None)
 """Id, group, label and caption of a row that cannot be read."""
@@ -81,7 +81,7 @@ def other_columns(shard: Shard) -> tuple[str | None, ...]:
 
 def wanted_columns(shard: Shard) -> list[str]:
     """The columns that a shard reads, each once."""
-    columns = (shard.text, *other_columns(shard), *shard.beside)
+    columns = (shard.text, *other_columns(shard), *shard.value_columns)
     return list(dict.fromkeys(name for name in columns if name is not None))
 
 
@@ -89,7 +89,8 @@ def other_fields(value: Mapping[str, Any], shard: Shard) -> tuple[Any, Any, Any,
     """Id, group, label and caption of a row; None without such a column."""
     wanted = other_columns(shard)
     identity, group, label, caption = (None if name is None else field_value(value, name) for name in wanted)
-    return identity, group, label, tuple(field_value(value, name) for name in shard.beside) if shard.beside else caption
+    values = tuple(field_value(value, name) for name in shard.value_columns)
+    return identity, group, label, values or caption
 
 
 def field_value(row: Mapping[str, Any], name: str, default: Any = None) -> Any:

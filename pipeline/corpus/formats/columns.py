@@ -165,8 +165,8 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
         *names, caption = base.other_columns(shard)
         others = [column_values(batch, name).to_pylist() if name else itertools.repeat(None) for name in names]
         captions = _decoded(column_values(batch, caption), binary=False) if caption else itertools.repeat(None)
-        if shard.beside:
-            captions = zip(*(column_values(batch, name).to_pylist() for name in shard.beside), strict=True)
+        if shard.value_columns:
+            captions = zip(*(column_values(batch, name).to_pylist() for name in shard.value_columns), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)

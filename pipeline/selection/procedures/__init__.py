@@ -146,9 +146,9 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
     check_known(selection.procedure, f"{where}: ")
     chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
     first, *others = selection.detectors
-    beside = chosen.beside(first) if chosen.beside else None
-    if others and others != [beside] and not (chosen.several or chosen.only_versions):
-        scaled = f" and {beside!r} behind it" if beside else ""
+    companion = chosen.companion(first) if chosen.companion else None
+    if others and others != [companion] and not (chosen.several or chosen.only_versions):
+        scaled = f" and {companion!r} behind it" if companion else ""
         count = len(selection.detectors)
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector{scaled}, got {count}")
     if (refused := chosen.refuses.get(selection.calibration)) is not None:

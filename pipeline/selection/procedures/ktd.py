@@ -98,5 +98,5 @@ KTD = Procedure(
     answer=_answer,
     fewest=_fewest,
     refuses=ONLY_POOLED,
-    beside=spread_column,
+    companion=spread_column,
 )

@@ -174,7 +174,7 @@ class Procedure:
     fewest: Callable[[Sequence[str], Fraction, int], tuple[int, str]] | None = None
     """For a procedure that selects by the signs of one statistic, not by ranks among calibration documents:
     (detectors, alpha, m) -> minimum number of documents that it can select, and a sentence."""
-    beside: Callable[[str], str | None] | None = None
+    companion: Callable[[str], str | None] | None = None
     """Detector column -> optional second column that scales it; None: none."""
     by_blocks: bool = False  # its estimate of the share of nulls allows for documents that depend on one another
     per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
