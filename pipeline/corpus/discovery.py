@@ -239,7 +239,8 @@ def _table_in(
         raise _NotReadError(_why_not_readable(os.path.join(folder, path), form.name, error)) from None
     image = _image_column(columns, rows, os.path.join(folder, place))
     if image is None and text_column(columns, rows) is None:
-        raise _NotReadError(f"no column of text{_where_texts_are(rows)}")
+        content = _other_content(os.path.join(folder, path))  # a packed file may be read as a table of one odd column
+        raise _NotReadError(content or f"no column of text{_where_texts_are(rows)}")
     return (*key, image), rows
 
 
@@ -251,14 +252,16 @@ def _first_problem(shard: Shard) -> str:
 
 def _why_not_readable(where: str, form: str, error: Exception) -> str:
     """The reason why a file of a known format, or a folder with a dataset, cannot be read."""
-    if os.path.isfile(where):
-        with open(where, "rb") as file:
-            head = file.read(_HEAD)
-        if not head:
-            return "it is empty"
-        if (content := remedy_by_content(where, head)) is not None:
-            return content
-    return f"not readable as {form}: {error_line(error, _LONGEST_REASON)}"
+    return _other_content(where) or f"not readable as {form}: {error_line(error, _LONGEST_REASON)}"
+
+
+def _other_content(where: str) -> str | None:
+    """What a file is that is empty, or whose first bytes are of another kind than its suffix; None for others."""
+    if not os.path.isfile(where):
+        return None
+    with open(where, "rb") as file:
+        head = file.read(_HEAD)
+    return remedy_by_content(where, head) if head else "it is empty"
 
 
 def _where_texts_are(rows: Sequence[Mapping[str, Any]]) -> str:

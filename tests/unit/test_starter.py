@@ -530,7 +530,8 @@ def test_a_table_states_why_a_file_of_a_known_kind_is_not_taken(tmp_path: Path) 
     files = {
         "commas.csv": b"id,text\n1,some words, and others\n",
         "empty.csv": b"",
-        "packed.csv": gzip.compress(b"id,text\n1,some words\n"),
+        "packed.csv": gzip.compress(b"id,text\n1,some words\n", mtime=0),
+        "lines.csv": gzip.compress(b"id,text\n1,some words\n", mtime=0x41410A0D),  # its head reads as lines
         "quotes.tsv": f"id\ttext\n{quoted}".encode(),
         "field.jsonl": json.dumps({"page": {"text": "some words of a text"}, "n": 1}).encode() + b"\n{}\n",
         "chat.jsonl": json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode() + b"\n{}\n",
@@ -542,6 +543,7 @@ def test_a_table_states_why_a_file_of_a_known_kind_is_not_taken(tmp_path: Path) 
     assert rows["commas.csv"] == "not readable as csv: line 2 has 3 fields, and the header has 2"
     assert rows["empty.csv"] == "it is empty"
     assert rows["packed.csv"] == "by its first bytes it is a gzip file: rename it to packed.csv.gz"
+    assert rows["lines.csv"] == "by its first bytes it is a gzip file: rename it to lines.csv.gz"
     assert "quoting: none" in rows["quotes.tsv"]
     assert rows["field.jsonl"] == "no column of text, but a field of page may be one: text: page.text"
     assert rows["chat.jsonl"] == "no column of text, but messages holds lists of messages: join the texts of each"
