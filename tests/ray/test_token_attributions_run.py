@@ -147,7 +147,7 @@ def test_selecting_again_keeps_what_was_read_and_asks_no_model(copied: Path, ope
     assert files(copied)[EVIDENCE[0]] == before[EVIDENCE[0]]
     selected = pq.read_table(copied / "selection/other/selected.parquet")["doc_id"].to_pylist()
     seen = attributions(copied, "other")
-    assert list(seen) == [doc_id for doc_id in selected if doc_id in shown]
+    assert list(seen) == [doc_id for doc_id in selected[:50] if doc_id in shown]  # the most that evidence is kept of
     assert 0 < len(seen) < len(selected)
     assert {one.kind for one in seen.values()} == {"standardised log-probability"}
     assert all(one.pieces == shown[doc_id].pieces for doc_id, one in seen.items())
