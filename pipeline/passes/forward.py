@@ -334,8 +334,9 @@ def _swept(logits: Tensor, targets: Tensor, statistics: frozenset[str], tail: Ta
 def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[str, Tensor]:
     """Statistics of each row of logits (rows, vocabulary), each (rows,) float32. The logits are overwritten.
 
-    The moments are sums of p ln p and p (ln p)^2 with p = exp(ln p), without renormalization, as in the published code,
-    whose float32 rounding (1e-5 of a standard deviation) affects scores near 0.
+    The moments are sums with p = exp(ln p), without renormalization, as in the published code. The variance is that of
+    ln p about its mean: as the difference of E[(ln p)^2] and the squared mean, as published, it loses in float32 what a
+    nearly flat distribution has of it.
     """
     results: dict[str, Tensor] = {}
     log_p = torch.log_softmax(logits, 1)
@@ -354,7 +355,8 @@ def _sweep(logits: Tensor, targets: Tensor, statistics: frozenset[str]) -> dict[
         if "renyi_1" in statistics:
             results["renyi_1"] = -results["mean"]
         if "variance" in statistics:
-            results["variance"] = (product.mul_(log_p).sum(1) - results["mean"].square()).clamp_min_(0)
+            deviation = torch.sub(log_p, results["mean"][:, None], out=product)
+            results["variance"] = deviation.square_().mul_(p).sum(1)
     if "renyi_0.5" in statistics:
         results["renyi_0.5"] = (2 * torch.sqrt(p, out=log_p).sum(1).log()).clamp_min_(0)
     if "renyi_2" in statistics:
