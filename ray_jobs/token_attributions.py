@@ -27,6 +27,7 @@ from pipeline.stages.local import finish_shards
 from pipeline.stages.tokens import read_token_rows, token_stage
 from pipeline.stages.worker import KILLED
 from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipt
 from ray_jobs.actors import map_shards
 
 FOLDER = "attempts/evidence"
@@ -37,6 +38,10 @@ DOCUMENTS_A_THREAD = 8
 
 MOST_SECONDS = 1800.0
 """Time limit of a request on a cluster, whose resources other jobs may use."""
+
+
+TRIES = 3
+"""Requests of a cluster, whose actors and nodes may be lost with one of them, until the rest has no attributions."""
 
 
 def token_reader(
@@ -69,6 +74,12 @@ def token_reader(
         workers = max(1, min(machine.workers, len(stage.settings.texts) // DOCUMENTS_A_THREAD))
         return finish_shards(stage, shards, place, workers, Placement(machine.gpus, machine.threads, models))
 
+    def read_once(stage: Stage, shards: Sequence[Shard], place: Store) -> tuple[pa.Table, list[str]]:
+        todo = [shard for shard in shards if read_receipt(place, stage.name, shard.id) is None]
+        most_seconds = MOST_SECONDS if machine is None else math.inf
+        failures = _failures(attribution_events(stage, todo, place), check, most_seconds) if todo else {}
+        return read_token_rows(stage, shards, place, failures)
+
     def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
         say(f"token attributions: reading {len(settings.texts):,} selected documents once more")
         stage = token_stage(settings, shards)
@@ -76,13 +87,18 @@ def token_reader(
         folder = f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
         place = Store(f"{store.url}/{folder}").with_check(store.check)
         table, problems = None, list[str]()
-        try:
-            most_seconds = MOST_SECONDS if machine is None else math.inf
-            failures = _failures(attribution_events(stage, shards, place), check, most_seconds)
-            table, problems = read_token_rows(stage, shards, place, failures)
-        except Exception as error:
-            check()
-            say(f"no token attributions of these: {error_line(error) or type(error).__name__}")
+        for left in range(TRIES - 1 if machine is None else 0, -1, -1):
+            again = "; trying again" if left else ""
+            try:
+                table, problems = read_once(stage, shards, place)
+            except Exception as error:
+                check()
+                say(f"no token attributions of these: {error_line(error) or type(error).__name__}{again}")
+                if isinstance(error, TimeoutError):
+                    break
+            else:
+                if len(table) or not problems or KILLED in problems:
+                    break
         if problems:
             say(f"token attributions: {len(problems):,} could not be read; the first: {problems[0]}")
         if KILLED not in problems:  # a poison document stays recorded

@@ -156,7 +156,9 @@ def test_a_worker_that_is_killed(
     wait_for(lambda: filed(run) and orders.workers(), process)
     os.kill(orders.workers()[-1], signal.SIGKILL)
     orders.give()
-    done(end_of(process))
+    ended = done(end_of(process))
+    assert "token attributions of these" not in ended.err, ended.err
+    assert "could not be read" not in ended.err, ended.err
     check_same(run, reference, *FEW)
 
 
