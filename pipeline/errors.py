@@ -153,21 +153,43 @@ class StopError(UserError):
 
 
 def instead_of_exit(error: BaseException) -> BaseException:
-    """The error itself, or an IncompleteError for a SystemExit: code that a run calls must not end the process.
+    """The error itself, or an IncompleteError where code that a run calls would end the process.
 
     A SystemExit raised again from another thread or process would end the command with its own exit code, which is 0
-    after `sys.exit()`.
+    after `sys.exit()`; what `is_foreign` holds for would end it with a traceback.
     """
-    if not isinstance(error, SystemExit):
+    if isinstance(error, SystemExit):
+        did = f"called sys.exit({error.code!r})"
+    elif is_foreign(error):
+        did = f"raised {_kind_and_line(error)}"
+    else:
         return error
     return IncompleteError(
-        f"code of a plugin, a model or a library called sys.exit({error.code!r}), so the run is not complete; finished "
-        "shards are kept: correct that code and rerun the command"
+        f"code of a plugin, a model or a library {did}, so the run is not complete; finished shards are kept: correct "
+        "that code and rerun the command"
     )
 
 
 class PanicError(Exception):
     """A library in Rust panicked; what it raises is no Exception, and would end the process."""
+
+
+class ForeignError(Exception):
+    """Code raised an object of a class of its own that is no Exception; the message begins with that class."""
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Whether an error is no Exception, and none that ends a program on purpose: it would end the process.
+
+    Such are panics of libraries in Rust, and classes that a plugin derives from BaseException.
+    """
+    ours = type(error).__module__.partition(".")[0] in ("pipeline", "ray_jobs")
+    return not (ours or isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)))
+
+
+def _kind_and_line(error: BaseException) -> str:
+    line = error_line(error)
+    return f"{type(error).__name__}{': ' * bool(line)}{line}"
 
 
 def is_panic(error: BaseException) -> bool:
@@ -176,14 +198,16 @@ def is_panic(error: BaseException) -> bool:
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Convert the panic of a library in Rust to a PanicError."""
+def foreign_as_errors() -> Iterator[None]:
+    """Convert what `is_foreign` holds for to a PanicError, if a library in Rust panicked, or a ForeignError."""
     try:
         yield
     except BaseException as error:
-        if not is_panic(error):
+        if not is_foreign(error):
             raise
-        raise PanicError(error_line(error) or "the library panicked") from None
+        if is_panic(error):
+            raise PanicError(error_line(error) or "the library panicked").with_traceback(error.__traceback__) from None
+        raise ForeignError(_kind_and_line(error)).with_traceback(error.__traceback__) from None
 
 
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:

@@ -274,7 +274,7 @@ def _planned(
     from pipeline.run.plan import check_model_files, make_plan
     from pipeline.series.scans import refuse_other_versions
 
-    supervisor.supervise(_may_import(config, overrides or ()))
+    supervisor.supervise(_may_import(config, overrides or ()), _documents_in_flight)
     audit = load_config(config, overrides or (), labelled)
     if matched is not None:
         from pipeline.plan.matching import check_matched
@@ -289,8 +289,16 @@ def _planned(
         for entry in planned.inputs:
             check_scored(entry.path)
     check_model_files(planned)
-    supervisor.supervise(may_need_cluster(audit.resources, planned) or _runs_foreign_code(audit))
+    foreign = _runs_foreign_code(audit)
+    supervisor.supervise(may_need_cluster(audit.resources, planned) or foreign, _documents_in_flight)
     return planned
+
+
+def _documents_in_flight(run: str) -> str:
+    from pipeline.store.attempts import documents_in_flight
+    from pipeline.store.files import Store
+
+    return documents_in_flight(Store(run))
 
 
 def _may_import(config: str, overrides: Sequence[str]) -> bool:
@@ -452,6 +460,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         code = ExitCode.INCOMPLETE if getattr(error, "errno", None) == errno.EIO else ExitCode.USER_ERROR
         supervisor.fail(message_of_storage(error), int(code))
+    except BaseException as error:
+        if (left := instead_of_exit(error)) is error:
+            raise
+        supervisor.fail(str(left), int(ExitCode.INCOMPLETE))  # a class of a plugin that is no Exception
     if code == ExitCode.INTERRUPTED:  # typer converts a KeyboardInterrupt to this code
         supervisor.leave_at_once(supervisor.INTERRUPTED, code)
     supervisor.finish(code or 0)

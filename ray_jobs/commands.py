@@ -387,4 +387,4 @@ def _check_run(run: str, overrides: list[str] | None = None) -> None:
         )
     config = build_config(manifest.config.model_dump(mode="json", by_alias=True), overrides or ())
     check_changed(manifest.config, config)
-    supervise(may_need_cluster(manifest.config.resources))
+    supervise(may_need_cluster(manifest.config.resources) or bool(config.import_))  # whose code may end its process

@@ -10,7 +10,7 @@ from functools import partial
 from pipeline.answers.select import ShardMap
 from pipeline.answers.top_documents import Reread
 from pipeline.config.audit import AuditConfig
-from pipeline.errors import ExitCode, instead_of_exit
+from pipeline.errors import instead_of_exit
 from pipeline.models.devices import Device
 from pipeline.models.sharing import SharedModels
 from pipeline.models.weight_dtypes import flags_differ
@@ -29,6 +29,7 @@ from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
+from ray_jobs import supervisor
 from ray_jobs.cluster import cluster_warning
 from ray_jobs.execution import Driver, find_trainings, finish_stage, finish_work_before_scoring
 from ray_jobs.finetune import AdapterJob
@@ -161,6 +162,7 @@ def lock_run(run: Scoring) -> None:
     """
     run.lock = run.until_end.enter_context(RunLock(Store(run.given.run), run.reporter.say))
     run.store = run.lock.held
+    supervisor.note_run(run.given.run)
 
 
 @step(requires="machine early store", provides="checks")
@@ -490,10 +492,9 @@ def _faults_noted(status: StatusFile) -> Iterator[None]:
     """Record errors of the block in status.json."""
     try:
         yield
-    except SystemExit as error:
-        left = instead_of_exit(error)
-        status.end("incomplete", ExitCode.INCOMPLETE, str(left))
-        raise left from None
     except BaseException as error:
-        status.end(*final_state(error))
-        raise
+        left = instead_of_exit(error)
+        status.end(*final_state(left))
+        if left is error:
+            raise
+        raise left from None

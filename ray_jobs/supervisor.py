@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -50,6 +54,7 @@ class _Facts:
     nodes: dict[str, float] = field(default_factory=dict)  # address -> seconds of silence after which it is lost
     cluster: str = ""  # address of the head node; empty while no cluster is connected
     folder: str = ""  # files of a cluster that the child started
+    run: str = ""  # run directory whose documents it scores
     code: int | None = None  # its exit code, when it is about to end
     lines: str = ""  # lines that it has not printed yet
 
@@ -58,6 +63,7 @@ _facts = _Facts()
 _silent: dict[str, float] = {}  # node that does not answer -> time of its first silence
 _probed = -PROBE_SECONDS
 _to_parent: int | None = None  # file descriptor
+_fault_file: int | None = None  # file descriptor of what a child was executing at a fatal signal
 _may_supervise = False
 _decided: int | None = None
 _deciding = threading.Lock()
@@ -188,6 +194,11 @@ def note_folder(path: str) -> None:
     _note(folder=path)
 
 
+def note_run(folder: str) -> None:
+    """Record the run directory that this process fills, whose attempt logs name the documents in flight."""
+    _note(run=folder)
+
+
 def check_cluster(patient: bool = False) -> None:
     """Check that the nodes that this process depends on answer, at once or after the patience of each.
 
@@ -249,12 +260,16 @@ def _answers(address: str) -> bool:
     return True
 
 
-def supervise(needed: bool = True) -> None:
+def supervise(needed: bool = True, documents: Callable[[str], str] = lambda run: "") -> None:
     """Continue in a child of this process, at most once, if needed; in the parent this does not return.
 
     The child ends with its parent and receives the signals that its parent receives.
+
+    Args:
+        needed: whether it is.
+        documents: names the documents that were in flight in a run directory, for the message about a signal.
     """
-    global _may_supervise, _to_parent
+    global _may_supervise, _to_parent, _fault_file
     if not (needed and _may_supervise):
         return
     _may_supervise = False
@@ -263,15 +278,17 @@ def supervise(needed: bool = True) -> None:
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     parent, (read, write) = os.getpid(), os.pipe()
+    _fault_file = os.memfd_create("seenset-fault")
     child = os.fork()
     if child:
         os.close(write)
-        _Parent(child, read).run(before)
+        _Parent(child, read, documents).run(before)
     os.close(read)
     _to_parent = write
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before this
         os._exit(ExitCode.INCOMPLETE)
+    faulthandler.enable(_fault_file, all_threads=False)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     heartbeat.resume()
 
@@ -279,8 +296,9 @@ def supervise(needed: bool = True) -> None:
 class _Parent:
     """Waits for a child and ends with its exit code."""
 
-    def __init__(self, child: int, notes: int) -> None:
+    def __init__(self, child: int, notes: int, documents: Callable[[str], str]) -> None:
         self.child = child
+        self.documents = documents
         self.notes = notes
         self.facts = _Facts()
         self.unread = b""
@@ -332,6 +350,11 @@ class _Parent:
             code, facts.lines = ExitCode.INCOMPLETE, _line(f"{reason}; finished shards are kept")
         elif -code == self.forwarded == signal.SIGTERM:  # during the start of Ray, which handles it by itself
             code, facts.lines = ExitCode.INTERRUPTED, _line(INTERRUPTED)
+        elif code < 0 and -code != self.forwarded:
+            documents = ""
+            with contextlib.suppress(Exception):  # a run directory may hold anything, and the end is reported anyway
+                documents = self.documents(facts.run) if facts.run else ""
+            facts.lines = _line(_killed(-code, _place_of_fault(), documents, bool(facts.run)))
         if facts.folder:
             _remove_cluster(facts.folder)
         os.write(2, facts.lines.encode("utf-8", "replace"))
@@ -340,6 +363,42 @@ class _Parent:
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(abs(code))
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_INSTALLED = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = (*_INSTALLED, *(str(Path(__file__).parents[1] / name) for name in ("pipeline", "ray_jobs")), "<")
+
+
+def _place_of_fault() -> str:
+    """The last function of a user's code that the child called before a fatal signal; empty if not known."""
+    if _fault_file is None:
+        return ""
+    dump = os.pread(_fault_file, 1 << 16, 0).decode("utf-8", "replace")
+    frames = [match.groups() for line in dump.splitlines() if (match := _FRAME.fullmatch(line))]
+    file, line, function = next((one for one in frames if not one[0].startswith(_LIBRARIES)), ("", "", ""))
+    return f"{function} ({Path(file).name}, line {line})" if file else ""
+
+
+def _killed(number: int, place: str, documents: str, kept: bool) -> str:
+    """The message about a child that a signal ended.
+
+    Args:
+        number: the signal.
+        place: `_place_of_fault`.
+        documents: the documents in flight; empty if they are not known.
+        kept: whether it filled a run directory.
+    """
+    name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
+    reason = f"{name} ended this process"
+    if place:
+        reason += f" in {place}"
+    elif number == signal.SIGKILL:
+        reason += ", as the system does where memory is short"
+    reason += f" at {documents}" if documents else ""
+    then = "correct that code and rerun the command" if place else "rerun the command"
+    skips = ", which leaves a document out that does so again and again" if documents else ""
+    return f"{reason}{'; finished shards are kept' if kept else ''}: {then}{skips}"
 
 
 def _remove_cluster(folder: str) -> None:

@@ -18,7 +18,7 @@ from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
 from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, is_built_in, place_of_error
-from pipeline.errors import UserError, error_line, nearest, number_meant, panics_as_errors
+from pipeline.errors import ForeignError, UserError, error_line, foreign_as_errors, nearest, number_meant
 from pipeline.passes.statistics import GIVEN, STATISTICS
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Detector:
         from torch import Tensor
 
         try:
-            with panics_as_errors():
+            with foreign_as_errors():
                 scores = self.function(evidence, **self.arguments)
         except Exception as error:
             if (named := _named_error(self, error)) is None:
@@ -224,8 +224,8 @@ def _named_error(detector: Detector, error: Exception) -> DetectorError | None:
     if is_built_in(module) or of_torch or isinstance(error, (UserError, MemoryError, DetectorError)):
         return None
     text = error_line(error)
-    where = place_of_error(module, error)
-    return DetectorError(f"detector {detector} ({where}) raised {type(error).__name__}{': ' * bool(text)}{text}")
+    raised = text if isinstance(error, ForeignError) else f"{type(error).__name__}{': ' * bool(text)}{text}"
+    return DetectorError(f"detector {detector} ({place_of_error(module, error)}) raised {raised}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +449,8 @@ def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
 
 def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
     try:
-        return known.arguments[argument].check(value)
+        with foreign_as_errors():
+            return known.arguments[argument].check(value)
     except (TypeError, ValueError) as error:
         got = written(value) if isinstance(value, str) else value
         meant = number_meant(got, share=_takes_shares(known.arguments[argument].check))
@@ -474,7 +475,8 @@ def _takes_shares(check: Check) -> bool:
 def _resolve_needs(name: str, needs: Callable[..., WrittenNeeds], arguments: Mapping[str, Any]) -> Needs:
     """The needs of a detector with these arguments; its function receives those in its signature."""
     try:
-        read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
+        with foreign_as_errors():
+            read = needs(**{argument: arguments[argument] for argument in inspect.signature(needs).parameters})
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # as above
@@ -485,8 +487,8 @@ def _resolve_needs(name: str, needs: Callable[..., WrittenNeeds], arguments: Map
 def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserError:
     """An error in the code of a detector, which its author must correct."""
     text = error_line(error)
-    where = display_module(_registry.modules[name])
-    return UserError(f"detector {name} ({where}): {what} raised {type(error).__name__}: {text}{tail}")
+    raised = text if isinstance(error, ForeignError) else f"{type(error).__name__}: {text}"
+    return UserError(f"detector {name} ({display_module(_registry.modules[name])}): {what} raised {raised}{tail}")
 
 
 Check = Callable[[Any], Any]

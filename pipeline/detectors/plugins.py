@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from pipeline.config.paths import written
-from pipeline.errors import UserError, error_line
+from pipeline.errors import ForeignError, UserError, error_line, foreign_as_errors
 
 IMPORT_SECONDS = 120.0
 """Longest import of a plugin."""
@@ -172,7 +172,7 @@ def _load(plugin: Plugin) -> None:
     if plugin.source is not None:
         _forget(plugin)
     try:
-        with _limited():
+        with foreign_as_errors(), _limited():
             if plugin.source is None:
                 importlib.import_module(plugin.name)
             else:
@@ -181,7 +181,8 @@ def _load(plugin: Plugin) -> None:
         _forget(plugin)
         text = error_line(error)
         known = isinstance(error, (UserError, _EndlessError))
-        message = text if known else f"cannot be imported: {type(error).__name__}: {text}"
+        raised = text if isinstance(error, ForeignError) else f"{type(error).__name__}: {text}"
+        message = text if known else f"cannot be imported: {raised}"
         raise UserError(f"import: {written(plugin.name)}{_place(plugin, error)}: {message}") from None
     if not any(registry.registered_names(plugin) for registry in _registries):
         raise UserError(

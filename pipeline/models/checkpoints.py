@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
-from pipeline.errors import UserError, nearest, not_opened, panics_as_errors, visible
+from pipeline.errors import UserError, foreign_as_errors, nearest, not_opened, visible
 from pipeline.models.devices import quiet_panics
 from pipeline.models.files import (
     ADAPTER_CONFIG,
@@ -54,7 +54,7 @@ class Checkpoint:
 def in_one_line(config: ModelConfig, part: str) -> Iterator[None]:
     """Convert any exception of a loader to a one-line UserError that names the model and the part that was read."""
     try:
-        with panics_as_errors(), quiet_panics():
+        with foreign_as_errors(), quiet_panics():
             yield
     except UserError:
         raise

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import UserError, error_line, panics_as_errors
+from pipeline.errors import UserError, error_line, foreign_as_errors
 from pipeline.models.copies import VOCABULARY, few_layers, has_experts, is_exact
 from pipeline.models.devices import check_lost, out_of_memory, quiet_panics
 from pipeline.models.lengths import length_rule
@@ -94,7 +94,7 @@ def check_causal(lm: LanguageModel, shown: str) -> None:
         return
     name = type(lm.model).__name__
     try:
-        with panics_as_errors():
+        with foreign_as_errors():
             fault = _first_fault(lm, float32_fault) if is_exact(lm.model) else _half_fault(lm, shown)
     except UserError:
         raise
@@ -126,7 +126,7 @@ def check_code(empty: Any, tokenizer: Any, shown: str) -> None:
     if small is None:
         return
     try:
-        with panics_as_errors():
+        with foreign_as_errors():
             fault = _first_fault(LanguageModel(small, tokenizer, torch.device("cpu"), None), float32_fault)
     except Exception:  # any exception of a model's code, which opening reports
         return
@@ -212,7 +212,7 @@ def _attempts(lm: LanguageModel, rows: int, picture: int | None, most: int = LEN
     length = max(2, longer - (LONGER - LENGTH))
     for number, text in enumerate(TEXTS):
         read: Sequence[int] = ()  # for a tokenizer that knows no English, as of proteins
-        with suppress(Exception), panics_as_errors(), quiet_panics():
+        with suppress(Exception), foreign_as_errors(), quiet_panics():
             read = lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         others = [(number + 7 * step) % rows for step in range(8 * longest)]
         ids = [one for one in dict.fromkeys([*read, *others]) if one < rows and one not in left_out]

@@ -29,7 +29,7 @@ from typing import Any
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.scripts import unit_spans
-from pipeline.errors import UserError, panics_as_errors
+from pipeline.errors import UserError, foreign_as_errors
 from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
 from pipeline.models.devices import quieten
 from pipeline.models.gguf_cache import unpacked_settings
@@ -75,7 +75,7 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     """
     encode = partial(_encode, tokenizer, max_tokens)
     length = first_length(max_tokens)
-    with panics_as_errors():
+    with foreign_as_errors():
         tokens = encode([text[:length] for text in texts])
         for index, text in enumerate(texts):
             if len(text) > length:
@@ -113,7 +113,7 @@ def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text without special tokens."""
-    with panics_as_errors():
+    with foreign_as_errors():
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
@@ -239,7 +239,7 @@ def split_into_pieces(tokenizer: Any, text: str, ids: Sequence[int], kept: int) 
     Raises:
         ValueError: the tokenizer now gives other ids, or a tokenizer without offsets does not decode to the text.
     """
-    with panics_as_errors():
+    with foreign_as_errors():
         spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else _decoded(tokenizer, text[:kept], ids)
     ends, last, covering = [], 0, len(spans) - 1
     for index, (begin, end) in enumerate(spans):

@@ -15,7 +15,7 @@ import torch
 from pipeline.corpus.documents import Document
 from pipeline.corpus.reasons import FAULTS, Reason
 from pipeline.corpus.shard import Shard
-from pipeline.errors import LostDeviceError, UserError, error_line, panics_as_errors
+from pipeline.errors import LostDeviceError, UserError, error_line, foreign_as_errors
 from pipeline.models.devices import check_lost, out_of_memory
 from pipeline.stages.base import BatchSize, BatchWorker, Entry, Output, Stage, Window, Worker
 from pipeline.stages.events import kind_of_message
@@ -349,7 +349,7 @@ def refusal_reason(error: BaseException) -> tuple[str, str]:
 def _in_halves(items: list[Any], work: Callable[[Any], None], output: Output) -> None:
     """Process documents or entries together; after a failure in halves, so that only the failing one has no result."""
     try:
-        with panics_as_errors():
+        with foreign_as_errors():
             work(items)
         return
     except UserError:  # caused by settings, not by a document

@@ -41,6 +41,7 @@ class _Record:
     deaths: dict[str, int] = field(default_factory=dict)  # by name of the work in flight
     mode: Literal["all", "some"] | None = None  # isolated documents: all, or those of the last batch
     cleared: int = 0  # rows below this number have survived isolation
+    source: str = ""  # name of the input
 
 
 _RECORD = TypeAdapter(_Record)
@@ -51,6 +52,17 @@ def interrupted_work(store: Store, stage: str, driver: str) -> set[str]:
     folder = f"attempts/{stage}"
     records = {name: _read_record(store, f"{folder}/{name}") for name in store.names(folder, ".json")}
     return {name.removesuffix(".json") for name, record in records.items() if record and record.driver == driver}
+
+
+def documents_in_flight(store: Store) -> str:
+    """The documents that a killed process of `LOCAL_DRIVER` was at, as in `row 7 of a.jsonl`; empty if not known."""
+    folders, documents = [f"attempts/{stage}" for stage in store.listing("attempts")], list[str]()
+    for record in (_read_record(store, f"{folder}/{name}") for folder in folders for name in store.listing(folder)):
+        if record is not None and record.open and record.driver == LOCAL_DRIVER:
+            rows = sorted({int(name.rpartition(" ")[2]) for name in record.at or () if not name.startswith(BATCH)})
+            several = f"one of {len(rows)} documents in rows {rows[0]} to {rows[-1]}" if len(rows) > 1 else ""
+            documents += [f"{several or f'row {rows[0]}'} of {record.source}"] if rows else []
+    return " or ".join(documents)
 
 
 def forget_attempts(store: Store, stage: str, shard: str) -> None:
@@ -100,6 +112,7 @@ class AttemptLog:
             self.record.starts -= 1  # it had no work in flight
         elif self.record.open:
             self._count(self.record.at)
+        self.record.source = source
         self.exact = driver == LOCAL_DRIVER
         self._attempt = self.record.attempt = uuid.uuid4().hex
         self._idle: list[str] | None = [] if self.exact and not alone else None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.picture_files import open_picture
-from pipeline.errors import UserError, error_line, panics_as_errors
+from pipeline.errors import UserError, error_line, foreign_as_errors
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.devices import BUILDING
 from pipeline.models.lengths import length_rule
@@ -333,7 +333,7 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
     documents = []
     for index, text in enumerate(texts):
         try:
-            with panics_as_errors():
+            with foreign_as_errors():
                 documents.append(tokenizer(text)["input_ids"][:max_tokens])
         except Exception as error:  # a tokenizer raises any exception of its parts
             raise UserError(f"fine-tuning text {index} cannot be tokenized: {error_line(error)}") from error

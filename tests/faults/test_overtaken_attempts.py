@@ -89,7 +89,7 @@ def test_an_attempt_beside_another_one_that_is_killed_is_no_death_in_the_log(tmp
     (shard,), store = shards_of(tmp_path, letters("a", 5))
     stage = stage_of()
 
-    class Ended(BaseException):
+    class Ended(KeyboardInterrupt):
         pass
 
     class Observed(Recorder):

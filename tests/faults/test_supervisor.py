@@ -24,6 +24,11 @@ first = os.getpid()
 supervisor.supervise()
 assert os.getpid() != first
 """
+NAMING = f"""
+from pipeline.store.attempts import documents_in_flight
+from pipeline.store.files import Store
+{BEGIN.replace("supervise()", "supervise(documents=lambda run: documents_in_flight(Store(run)))")}
+"""
 CONNECTED = "supervisor.note_cluster('10.0.0.7:6379', {})\n"
 WORKING = """
 try:
@@ -35,8 +40,8 @@ except KeyboardInterrupt:
 """
 
 
-def begun(code: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", BEGIN + code]
+def begun(code: str, begin: str = BEGIN) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", begin + code]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -53,8 +58,8 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.wait(60), process.stderr.read() if process.stderr else ""
 
 
-def ended(code: str) -> tuple[int, str]:
-    return end_of(begun(code))
+def ended(code: str, begin: str = BEGIN) -> tuple[int, str]:
+    return end_of(begun(code, begin))
 
 
 @pytest.mark.parametrize(
@@ -81,8 +86,6 @@ def test_a_process_that_ray_ends_leaves_exit_3_and_one_line(end: str) -> None:
         ("supervisor.finish(4)", 4, ""),
         ("supervisor.fail('no such file', 2)", 2, "seenset: no such file\n"),
         ("supervisor.leave_at_once('the other node', 3)", 3, "seenset: the other node\n"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
         # what is decided stands, whatever ends the process afterwards, and is said once
         ("import atexit; atexit.register(os._exit, 1); supervisor.finish(0)", 0, ""),
         (
@@ -94,6 +97,41 @@ def test_a_process_that_ray_ends_leaves_exit_3_and_one_line(end: str) -> None:
 )
 def test_what_a_command_decides_or_a_signal_ends_is_how_it_ends(end: str, code: int, errors: str) -> None:
     assert ended(CONNECTED + end) == (code, errors)
+
+
+@pytest.mark.parametrize(
+    ("end", "number", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", signal.SIGKILL, "SIGKILL ended this process, as the system does where "
+         "memory is short: rerun the command"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", signal.SIGSEGV, "SIGSEGV ended this process: rerun the command"),
+        ("exec(compile('def mine():\\n ctypes.string_at(0)\\nmine()', '/home/a/mine.py', 'exec'))", signal.SIGSEGV,
+         "SIGSEGV ended this process in mine (mine.py, line 2): correct that code and rerun the command"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 3)", signal.SIGRTMIN + 3, "signal 37 ended this process: rerun the "
+         "command"),
+    ],
+)  # fmt: skip
+def test_a_signal_that_ends_a_command_is_named_in_one_line(end: str, number: int, reason: str) -> None:
+    assert ended(CONNECTED + end) == (-number, f"seenset: {reason}\n")
+
+
+def test_the_documents_of_a_run_that_a_signal_ends_are_named(tmp_path: Path) -> None:
+    log = f"""
+from pipeline.store.attempts import LOCAL_DRIVER, AttemptLog
+AttemptLog(Store({str(tmp_path)!r}), "score/audit-000000", "a.jsonl", LOCAL_DRIVER).enter(NAMES)
+AttemptLog(Store({str(tmp_path)!r}), "score/audit-000001", "b.jsonl", "another").enter(["work 1"])
+supervisor.note_run({str(tmp_path)!r})
+os.kill(os.getpid(), signal.SIGBUS)
+"""
+    for names, documents in (
+        (["batch 3+2", "work 3", "work 17"], "one of 2 documents in rows 3 to 17"),
+        (["work 17"], "row 17"),
+    ):
+        assert ended(log.replace("NAMES", repr(names)), NAMING) == (
+            -signal.SIGBUS,
+            f"seenset: SIGBUS ended this process at {documents} of a.jsonl; finished shards are kept: rerun the "
+            "command, which leaves a document out that does so again and again\n",
+        )
 
 
 def test_an_error_of_python_keeps_its_traceback() -> None:

@@ -144,6 +144,69 @@ def test_a_detector_that_ends_its_process_ends_no_local_run_as_done(run: Run, tm
     assert done.stderr.strip().endswith("ended this process, so the command is not complete; finished shards are kept")
 
 
+@pytest.mark.slow
+def test_a_detector_that_a_signal_ends_is_named_with_its_document(run: Run, tmp_path: Path) -> None:
+    code = LEAVING.replace("WORD", "'poison'").replace("sys.exit(0)", "__import__('ctypes').string_at(0)")
+    texts = [*map(sentence, range(59)), f"{sentence(59)} poison"]
+    (tmp_path / "mine.py").write_text("broken")
+    run("broken", audit=texts, **scored_by_leaving() | {"error_budget": 0.5})
+    (tmp_path / "mine.py").write_text(code)
+    lines = []
+    while (done := command("run", str(tmp_path / "audit.yaml"), timeout=300)).returncode == -signal.SIGSEGV:
+        lines.append(done.stderr)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert [line.count("\n") for line in lines] == [1, 1, 1], "then the document is in quarantine"
+    assert all(
+        line.startswith("seenset: SIGSEGV ended this process in leaving (mine.py, line 8) at ") for line in lines
+    )
+    remedy = "audit.jsonl; finished shards are kept: correct that code and rerun the command, which leaves a document"
+    assert "at row 59 of " in lines[-1]
+    assert remedy in lines[-1]
+    assert json.loads((tmp_path / "run/selection/members/summary.json").read_text())["n_quarantined"] == 1
+
+
+HALT = "type('Halt', (BaseException,), {})('not today')"
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "message"),
+    [
+        (
+            LEAVING.replace("WORD", "''").replace("sys.exit(0)", f"raise {HALT}"),
+            scored_by_leaving(),
+            "failed with one message: detector leaving (mine.py, line 8) raised Halt: not today; correct the cause",
+        ),
+        (
+            ARGUMENT.replace("sys.exit(0)", "(_ for _ in ()).throw(Halt())") + "\nclass Halt(BaseException): pass\n",
+            scored_by_leaving() | {"detectors": [{"leaving": {"k": 2}}]},
+            "the check of k raised Halt",
+        ),
+        (
+            PROCEDURE.replace("sys.exit()", f"raise {HALT}"),
+            {"selections": [{"name": "members", "detectors": ["loss"], "procedure": "leaving", "alpha": 0.2}]},
+            "procedure leaving (mine.py) raised Halt: not today",
+        ),
+        (f"raise {HALT}", {}, "mine.py, line 1: cannot be imported: Halt: not today"),
+    ],
+)
+def test_what_a_plugin_raises_below_base_exception_is_one_line(
+    run: Run, code: str, settings: dict[str, Any], message: str
+) -> None:
+    status, errors = run(code, **settings)
+    assert (status, errors.count("\n")) == (ExitCode.USER_ERROR, 0)
+    assert message in errors
+
+
+def test_a_library_that_raises_below_base_exception_ends_a_command_as_incomplete(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np, "cumsum", np.cumsum)  # and put back after the test
+    raising = f"def broken(*arguments, **settings):\n    raise {HALT}\nnumpy.cumsum = broken\n"
+    code, errors = run(f"{PROCEDURE}\nimport numpy\n{raising}")
+    assert code == ExitCode.INCOMPLETE
+    assert "code of a plugin, a model or a library raised Halt: not today, so the run is not complete" in errors
+
+
 def test_an_output_that_nobody_reads_is_no_exit_of_a_plugin() -> None:
     reading, writing = os.pipe()
     os.close(reading)

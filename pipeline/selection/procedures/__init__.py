@@ -15,7 +15,7 @@ from typing import get_args
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.plugins import BUILT_IN, display_module, load_installed
-from pipeline.errors import UserError, error_line, nearest
+from pipeline.errors import ForeignError, UserError, error_line, foreign_as_errors, nearest
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.conformal import RankCounts
 from pipeline.selection.guarantees import Guarantee, GuaranteeKind
@@ -115,9 +115,11 @@ def procedure(*, guarantee: GuaranteeKind, assumption: str, promise: str) -> Cal
         @wraps(function)
         def checked(given: Given) -> Decision:
             try:
-                result = function(given.counts, given.alpha)
+                with foreign_as_errors():
+                    result = function(given.counts, given.alpha)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
-                text = f"{type(error).__name__}: {error_line(error)}"
+                line = error_line(error)
+                text = line if isinstance(error, ForeignError) else f"{type(error).__name__}: {line}"
                 raise UserError(f"procedure {name} ({display_module(module)}) raised {text}") from None
             if not isinstance(result, Decision):
                 raise UserError(
