@@ -10,14 +10,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from simulation import Estimate, leave_one_out, reconformal
 
 from benchmarks.selection import run_folds
+from pipeline.config.corpus import Role
+from pipeline.config.selection import SelectionConfig
 from pipeline.selection import knockoff as knockoffs
 from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks
+from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.procedures.adadetect import fit_score
 from pipeline.selection.procedures.td4eval import (
@@ -258,6 +262,34 @@ def test_adadetect_never_exceeds_the_bound_when_it_learns_from_a_sample_by_ids(s
     fdr, power = simulate(setting, sampled_adadetect, 400, seed=11)
     assert fdr.mean <= setting.bound + 4 * fdr.se
     assert power.mean > 0.3 or share == 0.0
+
+
+def without_members(families: list[int], known: int, runs: int, **settings: Any) -> tuple[Estimate, Estimate]:
+    """(FDR, FDR as if all were independent) of adadetect for near-duplicates with scores that correlate by .95."""
+    sizes, rng = np.array(families), np.random.default_rng(12)
+    family = np.repeat(np.arange(sizes.size), sizes)
+    names = [f"d{index}" for index in range(5)]
+    selection = SelectionConfig(name="a", procedure="adadetect", detectors=names, alpha=0.1, **settings)
+    roles: dict[Role, np.ndarray] = {"unseen": np.arange(known), "audit": known + np.arange(family.size)}
+    wrong: tuple[list[float], list[float]] = [], []
+    for run in range(runs):
+        draws = [Detectors(count, 0, 0.0, "0.1", (0.0,) * 5).draw(rng)[0] for count in (known, sizes.size, family.size)]
+        audited = math.sqrt(0.95) * draws[1][family] + math.sqrt(0.05) * draws[2]
+        columns = dict(zip(names, np.concatenate([draws[0], audited]).T, strict=True))
+        keys = np.random.default_rng(run).integers(2**62, size=known + family.size)
+        both = np.concatenate([np.arange(known) + sizes.size, family])
+        for kept, of_family in zip(wrong, (both, None), strict=True):
+            (verdict,) = answer_all([selection], Scores(columns, keys, None, of_family), roles, 0, run)
+            kept.append(float(verdict.selected.any()))
+    return Estimate.of(wrong[0]), Estimate.of(wrong[1])
+
+
+@pytest.mark.parametrize("step_up", ["bh", "storey"])
+def test_a_family_of_near_duplicates_does_not_draw_the_learnt_score_to_itself(step_up: str) -> None:
+    """Without members, three families of 30 and 110 others; the score learnt from all of them lists a family."""
+    by_blocks, plain = without_members([30] * 3 + [1] * 110, 200, 120, step_up=step_up)
+    assert by_blocks.mean <= 0.1 + 4 * by_blocks.se
+    assert plain.mean > by_blocks.mean + 2 * math.hypot(plain.se, by_blocks.se)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def _answer(question: SelectionInput) -> Query[Answer]:
     halved = not len(others.matrix)
     first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
     sample = Sample.draw(known.keys[~first], known.matrix[~first], seed)
-    audited = yield Fold(lambda batch: Sample.draw(batch.keys, batch.matrix, seed))
+    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed))
     sample = sample if audited is None else sample + audited
     learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
     calibration = calibrate(learnt.score(known.matrix[~first]))
@@ -200,6 +200,16 @@ def _answer(question: SelectionInput) -> Query[Answer]:
     judge = partial(judge_ranks, rank, calibration.size, decided.rank)
     answer = of_decision(decided, counts, judge, question, "adadetect", halved=halved)
     return replace(answer, fused=lambda batch: learnt.score(batch.matrix))
+
+
+def _one_of_each_block(batch: RoleScores) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and scores of one audited document of each block of dependent ones, which a score may be learnt from.
+
+    Several would draw the score to their block, as if its documents were members that are like one another.
+    """
+    if batch.place is None:
+        return batch.keys, batch.matrix
+    return batch.keys[batch.place == 0], batch.matrix[batch.place == 0]
 
 
 def _guarantee(known_members: bool, estimated: bool) -> Guarantee:
