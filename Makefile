@@ -126,6 +126,7 @@ format: dev
 docs: dev
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.steps
+	$(BIN)/python -m docs.surface
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 	@echo docs/_build/index.html
 

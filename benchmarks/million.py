@@ -41,11 +41,11 @@ from benchmarks.plain_loop import process
 from benchmarks.small_model import WORDS, save_small_model
 from pipeline.corpus.inputs import number_rows
 from pipeline.plan.description import load_config
+from pipeline.results.status import run_status
+from pipeline.results.summary import Summary
 from pipeline.run.machine import usable_cores
 from pipeline.run.manifest import versions
 from pipeline.run.plan import make_plan
-from pipeline.run.status import run_status
-from pipeline.run.summary import Summary
 from pipeline.stages.base import Placement
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store

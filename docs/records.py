@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import DIALECT, config_schema, described_schema
+from pipeline.results.status import Status
+from pipeline.results.summary import Summary
 from pipeline.run.records import VersionedRecord
-from pipeline.run.status import Status
-from pipeline.run.summary import Summary
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import to_json
 from pipeline.store.receipts import DIGEST

@@ -13,11 +13,11 @@ from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report
+from pipeline.results.status import Status, read_status
+from pipeline.results.summary import Summary, selection_exit_code
 from pipeline.run.dtypes import read_arithmetic, with_types
 from pipeline.run.plan import Plan, make_plan
 from pipeline.run.repair import count_refused
-from pipeline.run.status import Status, read_status
-from pipeline.run.summary import Summary, selection_exit_code
 from pipeline.series.claims import file_result, prepare_claim
 from pipeline.series.scans import refuse_other_versions
 from pipeline.store.files import Store

@@ -69,7 +69,7 @@ def status(
     """Show the progress of a run or a trial, from its files alone. Exit 3 if it is incomplete and not running."""
     if every is not None and not watch:
         raise UserError("--every is the interval of --watch: give both, or neither")
-    from pipeline.run.status import Status
+    from pipeline.results.status import Status
     from ray_jobs.progress import read_progress, watch_progress
 
     status = watch_progress(run, json_, every) if watch else read_progress(run)
@@ -93,7 +93,7 @@ def select(
 ) -> None:
     """Select again from the scores of a finished run, with other settings by --set. Every selection is recorded."""
     _check_run(run, set_)
-    from pipeline.run.summary import selection_exit_code, unsupported
+    from pipeline.results.summary import selection_exit_code, unsupported
     from ray_jobs.progress import Reporter
     from ray_jobs.select import select_again
 

@@ -17,11 +17,11 @@ from pipeline.models.load import RECORD, check_adapter_digests
 from pipeline.models.sharing import SharedModels
 from pipeline.plan.allocation import write_document_keys
 from pipeline.plan.stage_plan import BuiltStages
+from pipeline.results.status import Counts, StatusFile
 from pipeline.run.common_failure import CommonFailure, CommonFailureError
 from pipeline.run.machine import LocalMachine
 from pipeline.run.plan import Plan, pending
 from pipeline.run.records import KEYS_FILE
-from pipeline.run.status import Counts, StatusFile
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.base import Placement, Stage
 from pipeline.stages.events import Advance, Answered, Event, Failure, Ready, Remark, Tick

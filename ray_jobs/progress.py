@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from pipeline.errors import LINE_BREAK, ExitCode, UserError, is_of_storage, message_of_storage, one_line, visible
-from pipeline.run.status import Counts, Status, duration, run_status
+from pipeline.results.status import Counts, Status, duration, run_status
 from pipeline.trial.progress import TrialStatus, trial_status
 from ray_jobs import terminal
 from ray_jobs.supervisor import leave_at_once

@@ -16,6 +16,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.models.weight_dtypes import flags_differ
 from pipeline.plan.allocation import allocation_record
 from pipeline.plan.stage_plan import BuiltStages, build_stages, note_device
+from pipeline.results.status import Counts, StatusFile, final_state
 from pipeline.run.dtypes import Arithmetic, note_arithmetic, with_types
 from pipeline.run.machine import LocalMachine
 from pipeline.run.plan import Plan, check_model_files, pending
@@ -23,7 +24,6 @@ from pipeline.run.reconcile import check_inputs_since, note_gradient, reconcile
 from pipeline.run.remedies import recorded_model
 from pipeline.run.repair import withdraw_damaged, withdraw_refused
 from pipeline.run.scored import Scored, check_budget, read_scored
-from pipeline.run.status import Counts, StatusFile, final_state
 from pipeline.series.claims import check_ledger
 from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING

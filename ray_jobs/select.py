@@ -21,11 +21,11 @@ from pipeline.endpoint.keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.report.page import rewrite_report, write_report
-from pipeline.run.history import answer_names
+from pipeline.results.history import answer_names
+from pipeline.results.status import made_answer
+from pipeline.results.summary import Summary
 from pipeline.run.manifest import check_changed, read_run
 from pipeline.run.scored import Scored, ShardMap, check_budget, each_in_turn, read_scored
-from pipeline.run.status import made_answer
-from pipeline.run.summary import Summary
 from pipeline.series.claims import file_result, prepare_claim
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock

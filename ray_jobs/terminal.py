@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pipeline.compare.ranking import RankingReport
     from pipeline.export.export import Exported
     from pipeline.mark.mark import Marked
-    from pipeline.run.status import Status
-    from pipeline.run.summary import Summary
+    from pipeline.results.status import Status
+    from pipeline.results.summary import Summary
     from pipeline.series.summary import SeriesSummary
     from pipeline.trial.progress import TrialStatus
     from pipeline.trial.trial import TrialOutcome
@@ -135,7 +135,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     screen.print(f"detectors {', '.join(facts['detectors'])}", markup=False, highlight=False)
     seconds = facts["estimated_seconds_one_worker"]
     if seconds is not None:
-        from pipeline.run.status import duration
+        from pipeline.results.status import duration
 
         screen.print(
             f"about {facts['estimated_tokens']:,} tokens a pass; "
@@ -190,7 +190,7 @@ def print_starter(facts: dict[str, Any], command: str) -> None:
 
 def progress_lines(status: Status | TrialStatus) -> list[str]:
     """The progress of a run, without its answers; or of a trial and its current audit."""
-    from pipeline.run.status import Status
+    from pipeline.results.status import Status
 
     if not isinstance(status, Status):
         lines = [status.line(), *([status.message] if status.message else [])]
@@ -300,7 +300,7 @@ def print_verdict(verdict: CollectionVerdict) -> None:
 def print_answers(run: str, summaries: Sequence[Summary]) -> None:
     """Print the answers of a run, and the effect of several questions on their guarantee."""
     from pipeline.config.selection import HISTORY
-    from pipeline.run.history import read_history, several_questions
+    from pipeline.results.history import read_history, several_questions
     from pipeline.store.files import Store
 
     print_summaries(summaries)

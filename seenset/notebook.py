@@ -29,7 +29,7 @@ from pipeline.models.opened import use_fused_attention
 from pipeline.models.probe import check_causal
 from pipeline.models.sharing import Adapters, Opened
 from pipeline.passes.budget import CPU_BUDGET, Budget, Card, pass_budget, read_shape
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import check_settings, procedure_of

@@ -16,9 +16,9 @@ from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed
 from pipeline.plan.description import build_config, load_config
+from pipeline.results.status import run_status
+from pipeline.results.summary import Summary
 from pipeline.run.digests import VerdictTables, read_selected
-from pipeline.run.status import run_status
-from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 from pipeline.trial.config import TrialConfig, build_trial, load_trial

@@ -37,7 +37,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import ExitCode, UserError
 from pipeline.models.load import open_model
 from pipeline.report.tables import as_text
-from pipeline.run.summary import read_summary
+from pipeline.results.summary import read_summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
 from pipeline.training.train import FinetuneConfig, train

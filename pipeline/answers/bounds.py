@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.bounds import Bound
 from pipeline.wording import percentage, was
 

@@ -18,11 +18,11 @@ from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.near_duplicates import SKETCH, near_families
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
+from pipeline.results.history import answered_selections
+from pipeline.results.status import made_answer
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import conclude, weakest
-from pipeline.run.history import answered_selections
 from pipeline.run.scored import Scored, ShardMap, finite_scores, in_order, trained_texts
-from pipeline.run.status import made_answer
-from pipeline.run.summary import Summary
 from pipeline.selection.bounds import Bound
 from pipeline.selection.collection import Blocks, DrawnBlocks, draw_blocks, joined_blocks, make_blocks
 from pipeline.selection.engine import Scores, answer_all

@@ -44,6 +44,8 @@ from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.errors import FileError, UserError
 from pipeline.models.devices import give_back
+from pipeline.results.history import HISTORY_FILE, Command, note_answers
+from pipeline.results.summary import Summary, summary_file
 from pipeline.run.digests import (
     DOCUMENTS,
     changed_file,
@@ -55,7 +57,6 @@ from pipeline.run.digests import (
     verdicts_file,
     write_digests,
 )
-from pipeline.run.history import HISTORY_FILE, Command, note_answers
 from pipeline.run.records import (
     AUDITED_RECORD,
     DUPLICATES,
@@ -67,7 +68,6 @@ from pipeline.run.records import (
 )
 from pipeline.run.remedies import already_audited_note, made_again_note
 from pipeline.run.scored import Scored, ShardMap, Span, find_span, role_scores
-from pipeline.run.summary import Summary, summary_file
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import answer
 from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, SelectionInput, run_queries

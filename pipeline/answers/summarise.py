@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.checks.check import AnswerFacts
-from pipeline.checks.registry import make_checks, next_step
+from pipeline.checks.registry import Conclusion, make_checks, next_step
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SeriesConfig
+from pipeline.results.summary import SeriesPlace, Summary
 from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
-from pipeline.run.summary import Conclusion, SeriesPlace, Summary
 from pipeline.selection.schedule import Slot
 
 

@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic
 from pipeline.errors import DamagedError, ExitCode
 from pipeline.run.conclusion import Concluded
 from pipeline.run.digests import answer_digests
 from pipeline.run.records import VERDICT_FILE, Record, VersionedRecord, read_record, write_record
 from pipeline.run.remedies import verdict_again_note
-from pipeline.run.summary import BlindDiagnostic, Diagnostic
 from pipeline.store.files import Store
 
 LEVEL = 0.05

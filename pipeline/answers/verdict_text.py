@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from pipeline.answers.verdict import LEVEL, BlockTest, MemberCount, Statement, VersionsTest
+from pipeline.checks.shuffle import ShuffleDiagnostic
 from pipeline.run.conclusion import bound_condition
-from pipeline.run.summary import ShuffleDiagnostic
 from pipeline.selection.collection import FOLDS, PERMUTATIONS
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures.versions import ASSUMPTION

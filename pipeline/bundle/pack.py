@@ -34,11 +34,11 @@ from pipeline.corpus.documents import read_shard, text_key
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.results.history import answered_selections, read_history, several_questions
+from pipeline.results.summary import read_summary, summary_file
 from pipeline.run.digests import VerdictTables
-from pipeline.run.history import answered_selections, read_history, several_questions
 from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.run.scored import Scored, ShardMap
-from pipeline.run.summary import read_summary, summary_file
 from pipeline.selection.procedures import procedure_of
 from pipeline.stages.events import FEATURES, VERSIONS
 from pipeline.store.receipts import Receipt, read_filed

@@ -31,17 +31,18 @@ from pipeline.bundle.contents import (
     verdicts_member,
 )
 from pipeline.checks.check import AnswerFacts, offered
-from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes
-from pipeline.checks.registry import CHECK_NAMED
+from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes, NearDuplicatesDiagnostic
+from pipeline.checks.diagnostic import BlindDiagnostic
+from pipeline.checks.registry import CHECK_NAMED, Conclusion
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
+from pipeline.results.summary import Summary
 from pipeline.run.manifest import Manifest
 from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE, opened
-from pipeline.run.summary import BlindDiagnostic, Conclusion, Summary
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
@@ -322,7 +323,7 @@ class _Bundle:
         The numbers of near-duplicates are those that the run states; families and groups of documents are bundled.
         """
         config, checks = self.manifest.config, build(Conclusion, stated.get("diagnostics") or {})
-        role, near = NULL_ROLE[selection.direction], checks.near_copies
+        role, near = NULL_ROLE[selection.direction], checks.find(NearDuplicatesDiagnostic)
         facts = AnswerFacts(
             selection=selection,
             answer=recomputed.answer,

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
 from pipeline.checks.classifier import Shown, blind_result, classifier_input, count_compared, hold_out
+from pipeline.checks.diagnostic import LEAST_SHARED, BlindDiagnostic
 from pipeline.checks.held_out_auc import (
     LEAST_BLOCKS,
     PASSING,
@@ -33,8 +34,8 @@ from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.run.conclusion import SelectionResult
 from pipeline.run.conclusion_text import ONLY_SCORES
-from pipeline.run.summary import LEAST_SHARED, BlindDiagnostic, Summary
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import format_against
 
@@ -332,7 +333,7 @@ def differing_clause(blind: BlindDiagnostic) -> str:
     )
 
 
-def _brief(blind: BlindDiagnostic, summary: Summary) -> str:
+def _brief(blind: BlindDiagnostic, summary: SelectionResult) -> str:
     """Why the blind test has no result."""
     if blind.outcome != Outcome.INCONCLUSIVE:
         return first_sentence(blind, summary)
@@ -420,6 +421,10 @@ def _unmade(facts: AnswerFacts) -> BlindDiagnostic:
 CHECK = Check(
     name="blind",
     title="Blind test",
+    record=BlindDiagnostic,
+    description="Whether words alone distinguish calibration documents from audited ones.",
+    absent="never",
+    place=1,
     title_of_versions="Unseen documents",
     needs=frozenset({"known", "text"}),
     on_scores=lambda facts: facts.blind,

@@ -1,7 +1,7 @@
 """What a check declares, and what it looks at: the documents that were read before scoring, or an answer after it.
 
 A check is one module of this package with its computation, its outcome, its sentences and its declaration `CHECK`,
-which `registry` finds by its place. Its record is the field of that name in `pipeline.run.summary.Conclusion`.
+which `registry` finds by its place: the summary of an answer has a field of its name, which holds its record.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes, breaks_bounds
+from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, NearDuplicates, OverlapDiagnostic
 from pipeline.checks.held_out_tail import TailTest
 from pipeline.checks.sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.run.conclusion import SelectionResult
 from pipeline.run.scored import Scored
-from pipeline.run.summary import (
-    BlindDiagnostic,
-    Diagnostic,
-    NearDuplicates,
-    OverlapDiagnostic,
-    ShuffleDiagnostic,
-    Summary,
-)
 from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.external_sort import SortedRows
@@ -38,6 +32,12 @@ Need = Literal["known", "text", "versions"]
 
 Time = Literal["sample", "scores"]
 """When a check is made: on documents that are read before scoring, or for an answer after it."""
+
+Absent = Literal["never", "null", "left out"]
+"""What a summary has in the place of a result where the check does not apply; never: it applies to every answer."""
+
+LAST = 100
+"""The place of a check after all that state their own."""
 
 
 def offered(corpus: CorpusConfig) -> frozenset[Need]:
@@ -70,7 +70,7 @@ class AnswerFacts:
     near: Mapping[Role, NearDuplicates] = field(default_factory=dict)  # of the audited documents and the null role
     near_copies: float = 1.0  # minimum share of common runs of near-duplicates
     selected: SortedRows | None = None  # selected documents; columns doc_id, source and row
-    shuffle: ShuffleDiagnostic | None = None  # of documents with versions
+    shuffle: Diagnostic | None = None  # of documents with versions
     alone: bool = True  # whether no check contradicts the answer but those of dependent documents
 
     @property
@@ -105,7 +105,7 @@ class AnswerFacts:
         return listed
 
 
-def first_sentence(diagnostic: Diagnostic, summary: Summary) -> str:
+def first_sentence(diagnostic: Diagnostic, result: SelectionResult) -> str:
     """The short form of a result that did not pass: its first sentence."""
     return diagnostic.sentence.partition(". ")[0].rstrip(".") + "."
 
@@ -149,11 +149,15 @@ class Check:
 
     name: str  # in the summary
     title: str  # its subject, as a short phrase; colour and sentence state the result
+    record: type[Diagnostic]  # the form of its result
+    description: str  # of its result, in the schema of a summary
+    absent: Absent = "null"
+    place: int = LAST  # in a summary, and among checks of equal colour on a page; equal places: by name
     on_scores: Callable[[AnswerFacts], Diagnostic | None]  # None: it does not apply
     sample: SampleCheck | None = None  # before scoring; None: only an answer shows it
     needs: frozenset[Need] = frozenset()
     unmade: Callable[[AnswerFacts], Diagnostic | None] = lambda facts: None  # where documents lack what it needs
-    brief: Callable[[Any, Summary], str] = first_sentence  # why it did not pass, in one line
+    brief: Callable[[Any, SelectionResult], str] = first_sentence  # why it did not pass, in one line
     next: Callable[[Any, Role], str | None] = correct_it  # what to do where it contradicts an answer, or decides none
     title_of_versions: str | None = None  # its subject where documents have versions, if it differs
     joins: str = ""  # what joins dependent documents, if it is about these; then it is made after the others

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
+from pipeline.checks.diagnostic import Diagnostic, DuplicateFamily, NearDuplicates
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.documents import id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH, Sketches, SketchFile, near_families
 from pipeline.run.scored import PLACES, RoleRows, Scored, ShardMap
-from pipeline.run.summary import DuplicateFamily, GroupsDiagnostic, NearDuplicates, NearDuplicatesDiagnostic
 from pipeline.selection.blocks import EXCESS, INFLATION, NONE, Blocks, Dependence, Related, Sizes
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import Answer
@@ -45,6 +46,35 @@ MOST = 1 << 22
 """Approximate maximum of compared audited documents; of more, a sample that keeps near-duplicates together."""
 
 _FAMILIES = PLACES.append(pa.field("family", pa.int64()))
+
+
+class GroupsDiagnostic(Diagnostic):
+    """The effect of groups on the guarantee, and on bounds of numbers of documents."""
+
+    n_selected_by_bh: int | None = Field(
+        None, description="Documents that bh selects, where groups break the guarantee of the procedure only."
+    )
+    n_selected_by_storey: int | None = Field(
+        None, description="Documents that storey selects, where groups break the guarantee of the procedure only."
+    )
+    bh_stands: bool = Field(True, description="Whether the groups leave the guarantee of bh as it is.")
+
+
+class NearDuplicatesDiagnostic(Diagnostic):
+    """Near-duplicates among the audited documents, and among those that calibrate."""
+
+    audit: NearDuplicates = Field(description="Near-duplicates among the audited documents.")
+    calibration: NearDuplicates = Field(description="Near-duplicates among the documents that calibrate.")
+    n_selected_by_bh: int | None = Field(
+        None,
+        description="Documents that bh selects, where near-duplicates break the guarantee of the procedure only.",
+    )
+    n_selected_by_storey: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description="Documents that storey selects, where bh is stated; left out elsewhere.",
+    )
+    bh_stands: bool = Field(description="Whether the near-duplicates leave the guarantee of bh as it is.")
 
 
 def near_duplicates_among(

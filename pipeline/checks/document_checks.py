@@ -11,6 +11,7 @@ from pydantic import Field
 
 from pipeline.checks.blind import BlindTest, blind_file, blind_test, untested
 from pipeline.checks.dependence_plan import BlockCounts
+from pipeline.checks.diagnostic import CountDiagnostic, NearDuplicates, OverlapDiagnostic
 from pipeline.checks.input_findings import InputFindings, Undecodable
 from pipeline.checks.shuffle import DrawsPreview
 from pipeline.config.audit import AuditConfig
@@ -20,7 +21,6 @@ from pipeline.errors import DamagedError, UserError
 from pipeline.run.records import VersionedRecord, read_part, read_record, write_part
 from pipeline.run.remedies import checked_after, made_again_note
 from pipeline.run.scored import Scored
-from pipeline.run.summary import CountDiagnostic, NearDuplicates, OverlapDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.diagnostic import CountDiagnostic
 from pipeline.checks.sample import DocumentSample
 from pipeline.corpus.formats import distinguishing_column
 from pipeline.corpus.reasons import Reason
-from pipeline.run.summary import CountDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import documents, short_id, was
 
@@ -91,6 +91,10 @@ def repeated_ids_sentence(count: int) -> str:
 CHECK = Check(
     name="duplicates",
     title="Repeated ids",
+    record=CountDiagnostic,
+    description="Documents that repeat an id, which are quarantined.",
+    absent="never",
+    place=6,
     on_scores=duplicates_diagnostic,
     sample=SampleCheck("duplicates", repeats_in_sample, _lines),
 )

@@ -7,21 +7,34 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from pipeline.checks.check import AnswerFacts, Check
 from pipeline.checks.dependent_documents import LARGE, near_duplicates_file
+from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.held_out_tail import TAIL_LEVEL
 from pipeline.config.corpus import Role
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.known_texts import KnownTexts
 from pipeline.run.records import KEYS_FILE
 from pipeline.run.scored import Scored
-from pipeline.run.summary import FamiliesDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import format_against, short_id
 
 NAMED = 10
 """Maximum number of documents that a sentence names."""
+
+
+class FamiliesDiagnostic(Diagnostic):
+    """Whether a family of near-duplicates is in one role only although chance would have put it into both."""
+
+    p_value: float | None = Field(
+        None, description="P-value of the largest family in one role only; null where none has 5 documents."
+    )
+    role: Role | None = Field(None, description="The role of the family; null where p is above 0.01.")
+    size: int | None = Field(None, description="Documents of the family; null where p is above 0.01.")
+    n_selected: int | None = Field(None, description="Of these, those selected; null where p is above 0.01.")
+    documents: list[str] = Field([], description="Ids of the first ten of them.")
 
 
 def families_diagnostic(facts: AnswerFacts) -> FamiliesDiagnostic | None:
@@ -165,6 +178,12 @@ def _p(p_value: float) -> str:
 CHECK = Check(
     name="families",
     title="Families of near-duplicates",
+    record=FamiliesDiagnostic,
+    description=(
+        "Whether a family of near-duplicates has documents in one role only; null where documents have groups or "
+        "were split by families."
+    ),
+    place=10,
     needs=frozenset({"known", "text"}),
     on_scores=families_diagnostic,
     next=lambda diagnostic, role: (

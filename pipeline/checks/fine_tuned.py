@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.checks.check import AnswerFacts, Check
-from pipeline.run.summary import CountDiagnostic
+from pipeline.checks.diagnostic import CountDiagnostic
 from pipeline.selection.guarantees import Outcome
 
 
@@ -35,4 +35,11 @@ def fine_tuned_sentence(count: int, role: str, n_near: int) -> str:
     return text
 
 
-CHECK = Check(name="fine_tuned", title="Documents of adapters and prefixes", on_scores=fine_tuned_diagnostic)
+CHECK = Check(
+    name="fine_tuned",
+    title="Documents of adapters and prefixes",
+    record=CountDiagnostic,
+    description="Known documents that adapters were trained on; null where no adapter was.",
+    place=8,
+    on_scores=fine_tuned_diagnostic,
+)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependence_plan import BlockCounts, count_blocks, dependence_lines
 from pipeline.checks.dependent_documents import (
+    GroupsDiagnostic,
     answers_that_hold,
     estimate_by_blocks,
     is_unsafe,
@@ -15,7 +16,6 @@ from pipeline.checks.dependent_documents import (
 )
 from pipeline.checks.sample import DocumentSample
 from pipeline.config.corpus import Role
-from pipeline.run.summary import GroupsDiagnostic
 from pipeline.selection.blocks import INFLATION
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import procedure_of
@@ -102,6 +102,9 @@ def small_p_values(n: int, n_blocks: int, role: str, factor: str) -> str:
 CHECK = Check(
     name="groups",
     title="Dependence within groups",
+    record=GroupsDiagnostic,
+    description=("Whether documents are grouped, so that they may depend on each other; null where none or few are."),
+    place=5,
     needs=frozenset({"known"}),
     on_scores=group_diagnostic,
     sample=SampleCheck("blocks", blocks_of_sample, _lines),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.run.summary import LEAST_SHARED
+from pipeline.checks.diagnostic import LEAST_SHARED
 from pipeline.selection.collection import joined_blocks
 from pipeline.selection.guarantees import Outcome
 

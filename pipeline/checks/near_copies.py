@@ -7,15 +7,16 @@ from fractions import Fraction
 
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependent_documents import (
+    NearDuplicatesDiagnostic,
     answers_that_hold,
     breaks_bounds,
     estimate_by_blocks,
     is_unsafe,
     selected_by_storey,
 )
+from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
-from pipeline.run.summary import NearDuplicates, NearDuplicatesDiagnostic
 from pipeline.selection.blocks import INFLATION
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import procedure_of
@@ -135,6 +136,9 @@ def one_of_each(n: int, role: str) -> str:
 CHECK = Check(
     name="near_copies",
     title="Near-duplicates",
+    record=NearDuplicatesDiagnostic,
+    description="Near-duplicates among the documents of one role; null where there were no texts.",
+    place=4,
     needs=frozenset({"known"}),
     on_scores=near_duplicates_diagnostic,
     sample=SampleCheck("copies", _of_sample, _lines),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pipeline.checks.check import AnswerFacts, Check, Overlap, Planned, SampleCheck, SampleLine
+from pipeline.checks.diagnostic import NearDuplicatePair, OverlapDiagnostic
 from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
@@ -16,7 +17,6 @@ from pipeline.corpus.known_texts import NAMED_PAIRS, KnownTexts, SharedTexts
 from pipeline.detectors.registry import needed_adapters, needed_prefixes, parse_detectors
 from pipeline.errors import UserError
 from pipeline.run.scored import RoleRows, Scored, ShardMap, each_in_turn, in_order, trained_texts
-from pipeline.run.summary import NearDuplicatePair, OverlapDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures.record import procedure_of
 from pipeline.store.receipts import Receipt
@@ -252,6 +252,10 @@ def _unmade(facts: AnswerFacts) -> OverlapDiagnostic:
 CHECK = Check(
     name="overlap",
     title="Overlap between roles",
+    record=OverlapDiagnostic,
+    description="Calibration documents that are near-duplicates of audited ones.",
+    absent="never",
+    place=3,
     needs=frozenset({"known", "text"}),
     on_scores=lambda facts: None if facts.overlap is None else facts.overlap.diagnostic,
     unmade=_unmade,

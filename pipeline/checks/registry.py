@@ -6,16 +6,21 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic import Field, create_model
 
 from pipeline import checks as package
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependent_documents import DependenceDiagnostic, after_dependence
+from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
+from pipeline.run.conclusion import conclude
 from pipeline.run.records import Record
-from pipeline.run.summary import Conclusion, Diagnostic
-from pipeline.selection.guarantees import Outcome
+from pipeline.selection.guarantees import ConclusionValue, Outcome
+
+Result = TypeVar("Result", bound=Diagnostic)
 
 
 def _declared() -> Iterator[Check]:
@@ -24,10 +29,61 @@ def _declared() -> Iterator[Check]:
             yield check
 
 
-CHECKS: tuple[Check, ...] = tuple(sorted(_declared(), key=lambda check: [*Conclusion.model_fields].index(check.name)))
+CHECKS: tuple[Check, ...] = tuple(sorted(_declared(), key=lambda check: (check.place, check.name)))
 """In the order of the summary."""
 
 CHECK_NAMED = {check.name: check for check in CHECKS}
+
+
+class CheckResults(Record):
+    """The results of the checks of an answer; `Conclusion` has a field for each check."""
+
+    def by_name(self) -> dict[str, Diagnostic]:
+        """The checks that apply, in order."""
+        named = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: diagnostic for name, diagnostic in named.items() if diagnostic is not None}
+
+    def find(self, record: type[Result]) -> Result | None:
+        """The result of the one check that has this record; None where it does not apply."""
+        (name,) = (check.name for check in CHECKS if check.record is record)
+        return cast(Result | None, getattr(self, name))
+
+    def result(self, record: type[Result]) -> Result:
+        """The result of the one check that has this record; for a check that applies to every answer."""
+        result = self.find(record)
+        assert result is not None
+        return result
+
+    def failures(self) -> list[str]:
+        """The sentences of the failed checks that the guarantee depends on."""
+        return [check.sentence for check in self.by_name().values() if check.contradicts]
+
+    @property
+    def value(self) -> ConclusionValue:
+        """Contradicted where a check that the guarantee rests on failed; else inconclusive where a deciding one is."""
+        if self.failures():
+            return ConclusionValue.CONTRADICTED
+        return conclude(check.outcome for check in self.by_name().values() if check.decides)
+
+
+def _field(check: Check) -> tuple[Any, Any]:
+    """Type and description of the result of a check in a summary."""
+    if check.absent == "never":
+        return check.record, Field(description=check.description)
+    unstated = (lambda result: result is None) if check.absent == "left out" else None
+    return check.record | None, Field(None, exclude_if=unstated, description=check.description)
+
+
+if TYPE_CHECKING:
+    Conclusion = CheckResults  # a type checker sees no field of a check: `result(RECORD)` has the type of the record
+else:
+    Conclusion = create_model(
+        "Conclusion",
+        __base__=CheckResults,
+        __module__=__name__,
+        __doc__="The checks of an answer, by name, and what follows from them.",
+        **{check.name: _field(check) for check in CHECKS},
+    )
 
 
 def _part_of_plan(check: Check) -> tuple[bool, bool]:

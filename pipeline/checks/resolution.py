@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import Field
 
 from pipeline.checks.check import AnswerFacts, Check, first_sentence
+from pipeline.checks.diagnostic import Diagnostic
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
-from pipeline.run.summary import ResolutionDiagnostic, Summary
+from pipeline.run.conclusion import SelectionResult
 from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import PLAIN, Basis
@@ -18,6 +21,18 @@ from pipeline.selection.procedures.record import Options, Procedure, Rule, appli
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.version_scores import EXPECTED
 from pipeline.wording import documents
+
+
+class ResolutionDiagnostic(Diagnostic):
+    """Whether there are enough calibration documents for a small selection."""
+
+    about_power: ClassVar[bool] = True
+
+    minimum_selectable: int = Field(description="The fewest documents that can be selected at all.")
+    calibration_for_1_percent: int | None = Field(
+        description="Known documents of the role that calibrates which it takes to select as few as 1% of the audited "
+        "ones; null where their number does not matter."
+    )
 
 
 def _reaches(least: int, m: int) -> Outcome:
@@ -139,7 +154,7 @@ def before_pass(sentence: str, at_most: bool) -> str:
     return sentence.replace("With ", "With at most ", 1) if at_most else sentence
 
 
-def applied_in(summary: Summary) -> tuple[Procedure, bool]:
+def applied_in(summary: SelectionResult) -> tuple[Procedure, bool]:
     """The procedure that finally decided on ranks, and whether only half of the known documents calibrated."""
     options = Options(
         "storey" if "lambda" in summary.details else "bh",
@@ -150,7 +165,7 @@ def applied_in(summary: Summary) -> tuple[Procedure, bool]:
     return procedure_of(summary.procedure).applied(options)
 
 
-def null_share(summary: Summary) -> tuple[float, bool]:
+def null_share(summary: SelectionResult) -> tuple[float, bool]:
     """The null share that the procedure used, and whether it was estimated; uncapped where the rule has no cap."""
     procedure, _ = applied_in(summary)
     if procedure.factor.uncapped and summary.factor is not None:
@@ -159,7 +174,7 @@ def null_share(summary: Summary) -> tuple[float, bool]:
     return share, share != 1 or procedure.estimates  # nothing else determines it for a plugin's procedure
 
 
-def shortest(summary: Summary) -> str:
+def shortest(summary: SelectionResult) -> str:
     """The minimum length of a list, or that none was possible: a clause shared by all lengths of an answer."""
     share, estimated = null_share(summary)
     none, kind = ("none", "not trained on") if summary.direction == "members" else ("each", "trained on")
@@ -247,7 +262,7 @@ def resolution_diagnostic(facts: AnswerFacts) -> ResolutionDiagnostic:
     return ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, needed, facts.role, answer.basis))
 
 
-def _brief(diagnostic: ResolutionDiagnostic, summary: Summary) -> str:
+def _brief(diagnostic: ResolutionDiagnostic, summary: SelectionResult) -> str:
     if "versions" in summary.details or procedure_of(summary.procedure).fewest is not None:
         return first_sentence(diagnostic, summary)
     return f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
@@ -256,6 +271,10 @@ def _brief(diagnostic: ResolutionDiagnostic, summary: Summary) -> str:
 CHECK = Check(
     name="resolution",
     title="Number of calibration documents",
+    record=ResolutionDiagnostic,
+    description="Whether there are enough calibration documents for a small selection.",
+    absent="never",
+    place=2,
     title_of_versions="Shortest possible list",
     on_scores=resolution_diagnostic,
     brief=_brief,

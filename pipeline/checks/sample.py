@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.checks.dependence_plan import relate_documents
 from pipeline.checks.dependent_documents import near_duplicates_among
+from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.checks.input_findings import DocumentTally
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
@@ -23,7 +24,6 @@ from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
 from pipeline.run.plan import Plan
-from pipeline.run.summary import NearDuplicates
 from pipeline.selection.blocks import Related
 
 DOCUMENT_COST = 256  # fixed cost of a document, in characters

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline.checks.check import Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
@@ -23,7 +24,6 @@ from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import make_excerpt
 from pipeline.run.records import Record
 from pipeline.run.scored import Scored, ShardMap
-from pipeline.run.summary import ShuffleDiagnostic
 from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shuffling import LEAST_DOCUMENTS, DrawCheck, NamingColumn, check_draws
@@ -57,6 +57,20 @@ class VersionDraws:
     def left_out(self) -> frozenset[str]:
         """Ids of the documents that no answer uses."""
         return frozenset(self.independent.left_out)
+
+
+class ShuffleDiagnostic(Diagnostic):
+    """Whether published orders or versions look drawn at random, from texts alone."""
+
+    documents: int = Field(description="Documents that were compared.")
+    left_out: int = Field(
+        description="Documents that no answer uses: their draws are not independent of others, or marks of their "
+        "options do not stand in place."
+    )
+    tests: int = Field(description="Tests that were made.")
+    feature: str | None = Field(None, description="What the test nearest to its limit counted; null for no test.")
+    p_value: float | None = Field(None, description="Its exact p-value; null for no test.")
+    limit: float | None = Field(None, description="The p-value below which it contradicts the draw; null for no test.")
 
 
 def version_draws(table: DrawTable | None, versions: VersionsConfig, near_copies: float) -> VersionDraws:
@@ -289,6 +303,13 @@ AS_DRAWN = (
 CHECK = Check(
     name="shuffle",
     title="Shuffle check",
+    record=ShuffleDiagnostic,
+    description=(
+        "Whether the published versions look drawn at random; left out for documents without versions and for those"
+        " that seenset mark drew."
+    ),
+    absent="left out",
+    place=12,
     needs=frozenset({"versions"}),
     on_scores=lambda facts: facts.shuffle,
     sample=SampleCheck("draws", preview_draws, _lines),

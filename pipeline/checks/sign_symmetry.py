@@ -5,8 +5,16 @@ The test and its sentence are those of the filter (`pipeline.selection.knockoff`
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from pipeline.checks.check import AnswerFacts, Check
-from pipeline.run.summary import SymmetryDiagnostic
+from pipeline.checks.diagnostic import Diagnostic
+
+
+class SymmetryDiagnostic(Diagnostic):
+    """Whether the signs of the knockoff statistic are fair coins among documents of known membership."""
+
+    p_value: float = Field(description="P-value of the hypothesis that they are; a small one contradicts it.")
 
 
 def symmetry_diagnostic(facts: AnswerFacts) -> SymmetryDiagnostic | None:
@@ -20,6 +28,9 @@ def symmetry_diagnostic(facts: AnswerFacts) -> SymmetryDiagnostic | None:
 CHECK = Check(
     name="sign_symmetry",
     title="Symmetry of signs",
+    record=SymmetryDiagnostic,
+    description="The assumption of the knockoff filter; null for every other procedure.",
+    place=11,
     on_scores=symmetry_diagnostic,
     next=lambda diagnostic, role: "Rank the same statistic against unseen documents: select by procedure bh or storey.",
     recomputed=True,

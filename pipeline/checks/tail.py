@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow.compute as pc
+from pydantic import Field
 
 from pipeline.checks.check import AnswerFacts, Check
+from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.held_out_tail import TAIL_LEVEL, TailTest
 from pipeline.run.scored import Scored
-from pipeline.run.summary import TailDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import format_against, short_id
 
@@ -18,6 +19,22 @@ LEAST_SELECTED = 2
 
 NAMED = 10
 """Maximum number of documents that a sentence names."""
+
+
+class TailDiagnostic(Diagnostic):
+    """Whether a small part of the audited documents is of a kind that calibration lacks."""
+
+    p_value: float = Field(description="P-value of the hypothesis that audited and calibration documents are alike.")
+    share: float | None = Field(
+        None, description="Share of the compared documents in this part; null where p is above 0.01."
+    )
+    n_compared: int | None = Field(
+        None, description="Selected documents that were compared; null where p is above 0.01."
+    )
+    n_selected: int | None = Field(None, description="Of these, those in this part; null where p is above 0.01.")
+    documents: list[str] = Field(
+        [], description="Ids of the ten highest of these; of the audited documents where none is selected."
+    )
 
 
 def tail_diagnostic(facts: AnswerFacts) -> TailDiagnostic | None:
@@ -134,6 +151,12 @@ def _p(p_value: float) -> str:
 CHECK = Check(
     name="tail",
     title="Tail check",
+    record=TailDiagnostic,
+    description=(
+        "Whether a small part of the audited documents is of a kind that calibration lacks; null where the blind "
+        "test was not made."
+    ),
+    place=9,
     needs=frozenset({"known", "text"}),
     on_scores=tail_diagnostic,
     next=lambda diagnostic, role: (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.checks.check import AnswerFacts, Check
-from pipeline.run.summary import ShareDiagnostic
+from pipeline.checks.diagnostic import ShareDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import was
 
@@ -31,4 +31,12 @@ def truncated_sentence(count: int, total: int) -> str:
     )
 
 
-CHECK = Check(name="truncated", title="Truncation", on_scores=truncated_diagnostic)
+CHECK = Check(
+    name="truncated",
+    title="Truncation",
+    record=ShareDiagnostic,
+    description="Documents that were cut to their first max_tokens tokens.",
+    absent="never",
+    place=7,
+    on_scores=truncated_diagnostic,
+)

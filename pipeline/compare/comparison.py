@@ -36,10 +36,10 @@ from pipeline.errors import UserError
 from pipeline.report.contents import common_folder, run_names
 from pipeline.report.tables import of_numbers
 from pipeline.report.templates import BLUE, FigureImage, draw, label, render
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded
 from pipeline.run.manifest import InputRecord
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.summary import Summary
 from pipeline.selection.conformal import mix
 from pipeline.store.external_sort import write_pieces
 from pipeline.store.files import Store

@@ -20,13 +20,13 @@ from pipeline.compare.comparison_text import same_model, shared_documents
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, nearest
 from pipeline.report.contents import common_folder, model_name
+from pipeline.results.history import answer_names, read_history
+from pipeline.results.status import read_status
+from pipeline.results.summary import Summary, read_summary
 from pipeline.run.digests import VerdictTables, verdicts_file
-from pipeline.run.history import answer_names, read_history
 from pipeline.run.manifest import Manifest, read_run
 from pipeline.run.records import Record
 from pipeline.run.remedies import answered_by
-from pipeline.run.status import read_status
-from pipeline.run.summary import Summary, read_summary
 from pipeline.stages import SCORING
 from pipeline.store.external_sort import SortedRows
 from pipeline.store.files import Store

@@ -16,8 +16,8 @@ from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_document
 from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded
-from pipeline.run.summary import Summary
 from pipeline.selection.joint import joint_levels
 
 _LEAST_CHECKED = 5

@@ -30,10 +30,10 @@ from pipeline.compare.finished_runs import (
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded, weakest
 from pipeline.run.conclusion_text import WARNING
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import JOINTLY, ConclusionValue, GuaranteeKind
 from pipeline.selection.joint import (

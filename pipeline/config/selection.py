@@ -36,7 +36,7 @@ Share = Annotated[float, BeforeValidator(checked_alpha)]
 """A number in (0, 1)."""
 
 HISTORY = "history.jsonl"
-"""File next to the folders of the selections that records every requested selection (`pipeline.run.history`)."""
+"""File next to the folders of the selections that records every requested selection (`pipeline.results.history`)."""
 
 
 class SelectionConfig(Section):

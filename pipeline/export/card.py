@@ -20,7 +20,7 @@ from pipeline.config.paths import MARK
 from pipeline.errors import visible
 from pipeline.export import export_text as wording
 from pipeline.export.request import ExportPlan
-from pipeline.run.history import HistoryEntry, read_history, several_questions
+from pipeline.results.history import HistoryEntry, read_history, several_questions
 from pipeline.selection.guarantees import ConclusionValue
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]|#~])")

@@ -49,7 +49,7 @@ from pipeline.export.request import (
     read_answered,
     resolve_request,
 )
-from pipeline.run.summary import read_summary
+from pipeline.results.summary import read_summary
 
 LIST_FILE = "list.jsonl"
 SAMPLES_FILE = "samples.json"

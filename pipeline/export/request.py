@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from pipeline.corpus.shard import Shard
 from pipeline.errors import IncompleteError, UserError, nearest
+from pipeline.results.history import answer_names
+from pipeline.results.summary import Summary, read_summary
 from pipeline.run.conclusion_text import WARNING
 from pipeline.run.digests import VerdictTables
-from pipeline.run.history import answer_names
 from pipeline.run.manifest import Manifest, read_run
-from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.stages import SCORING
 from pipeline.store.files import Store

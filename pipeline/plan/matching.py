@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.checks.blind import TOKENS, WORDS, blind_diagnostic, blocks_of_documents, sample_documents
 from pipeline.checks.classifier import blind, word_model
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.checks.held_out_auc import LEAST, TOLERANCE, Blind
 from pipeline.checks.sample import calibrating
 from pipeline.checks.words import SHARES, character_shares, tokens, word_counts
@@ -29,7 +30,6 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 from pipeline.plan.density_ratio import DensityRatio, LearntRatio, effective_number, learn_ratio, weighted_auc
 from pipeline.run.plan import Plan
-from pipeline.run.summary import BlindDiagnostic
 from pipeline.selection.conformal import halves, mix, shuffled
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import whole

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from pipeline.answers.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
+from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, ShareDiagnostic
 from pipeline.checks.registry import CHECK_NAMED
 from pipeline.checks.resolution import shortest
 from pipeline.report.contents import AnswerText, BriefAnswer, CheckVerdict, Light, SelectionReport, ShownCheck
+from pipeline.results.summary import SeriesPlace, Summary
 from pipeline.run.conclusion_text import CONTRADICTED
-from pipeline.run.summary import BlindDiagnostic, Diagnostic, SeriesPlace, ShareDiagnostic, Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of

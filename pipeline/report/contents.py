@@ -17,10 +17,10 @@ from pydantic import Field, JsonValue
 from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.formats import format_named
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded
 from pipeline.run.manifest import InputRecord, Provenance
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 
 CheckVerdict = Literal["failed", "inconclusive", "limited", "passed", "noted"]

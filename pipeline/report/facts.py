@@ -22,12 +22,12 @@ from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line
 from pipeline.report.contents import QuarantinedDocument, QuarantineReport, RoleCount, SelectedDocument
-from pipeline.run.history import HistoryEntry, answer_names, read_history
+from pipeline.results.history import HistoryEntry, answer_names, read_history
+from pipeline.results.status import RunState, check_receipts, made_answer, read_status
+from pipeline.results.summary import Summary
 from pipeline.run.manifest import Manifest, read_run
 from pipeline.run.records import DUPLICATES, Record, parse_part
 from pipeline.run.scored import doubtful_inputs
-from pipeline.run.status import RunState, check_receipts, made_answer, read_status
-from pipeline.run.summary import Summary
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed, read_receipts

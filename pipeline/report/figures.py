@@ -16,7 +16,7 @@ from pipeline.checks.resolution import null_share
 from pipeline.report.brief import n_versions
 from pipeline.report.facts import RankHistogram, SelectionFacts
 from pipeline.report.templates import BLUE, GREEN, INK, ORANGE, FigureImage, count_axis, draw, label, put_legend
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.wording import documents, percent

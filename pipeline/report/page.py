@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from pipeline.answers.top_documents import TokenAttributions, read_attributions, read_thumbnails
 from pipeline.checks.blind import untested_note
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import DamagedError, visible
@@ -49,7 +50,7 @@ from pipeline.report.selection_text import (
     page_notices,
 )
 from pipeline.report.templates import FigureImage, page_script, render, script_hash
-from pipeline.run.history import several_questions
+from pipeline.results.history import several_questions
 from pipeline.run.records import Record
 from pipeline.store.files import Store
 
@@ -196,7 +197,8 @@ def _html(store: Store, run: RunFacts, report: Report, figures: Mapping[str, Seq
     markup = {name: figure_markup(name, group) for name, group in figures.items()}
     script = page_script() if any(selection.summary.n_selected for selection in run.selections) else ""
     summaries, remark = [entry.summary for entry in report.selections], several_questions(run.history)
-    lit = [untested_note(summary.diagnostics.blind) for summary in summaries]  # the text of the light of the blind test
+    blind = [summary.diagnostics.result(BlindDiagnostic) for summary in summaries]
+    lit = [untested_note(one) for one in blind]  # the text of the light of the blind test
     notes = common_notes(report.selections, [f"{remark} Section 2 lists them."] if remark else [])
     values = {
         "report": report,

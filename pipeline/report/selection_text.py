@@ -12,14 +12,16 @@ from pydantic import JsonValue
 
 from pipeline.answers.bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.checks.blind import differing_clause, untested_note
-from pipeline.checks.dependent_documents import what_holds
-from pipeline.checks.resolution import applied_in, shortest
+from pipeline.checks.dependent_documents import GroupsDiagnostic, NearDuplicatesDiagnostic, what_holds
+from pipeline.checks.diagnostic import BlindDiagnostic
+from pipeline.checks.resolution import ResolutionDiagnostic, applied_in, shortest
+from pipeline.checks.sign_symmetry import SymmetryDiagnostic
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.brief import checks, n_versions
 from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, model_name
 from pipeline.report.facts import RunFacts, SelectionFacts
-from pipeline.run.history import HistoryEntry, count_questions, several_questions
-from pipeline.run.summary import Summary
+from pipeline.results.history import HistoryEntry, count_questions, several_questions
+from pipeline.results.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
@@ -63,8 +65,8 @@ def _support_sentence(summary: Summary) -> str:
     if summary.conclusion != ConclusionValue.CONTRADICTED:
         return ""
     why = "a check of what this answer assumes has failed"
-    if summary.diagnostics.blind.outcome == Outcome.FAILED:
-        why = differing_clause(summary.diagnostics.blind)
+    if (blind := summary.diagnostics.result(BlindDiagnostic)).outcome == Outcome.FAILED:
+        why = differing_clause(blind)
     return f"Contradicted: {why}. "
 
 
@@ -106,7 +108,8 @@ def _void_guarantee(summary: Summary, share: str) -> str:
         f"Nothing is guaranteed for this selection: {share} can be anything. The procedure ({summary.procedure}) aims "
         f"at {percent(summary.alpha)} under this assumption, which a check contradicts: {summary.assumption}"
     )
-    failed, symmetry = sum(check.verdict == "failed" for check in checks(summary)), summary.diagnostics.sign_symmetry
+    failed = sum(check.verdict == "failed" for check in checks(summary))
+    symmetry = summary.diagnostics.find(SymmetryDiagnostic)
     if (others := _with_dependent_documents(summary, failed)) is not None:
         return f"{text} {others}"
     if (
@@ -125,8 +128,8 @@ def _with_dependent_documents(summary: Summary, failed: int) -> str | None:
         summary: the answer.
         failed: number of its failed checks.
     """
-    near, groups = summary.diagnostics.near_copies, summary.diagnostics.groups
-    failures = [check for check in (near, groups) if check is not None and check.outcome == Outcome.FAILED]
+    made = [summary.diagnostics.find(NearDuplicatesDiagnostic), summary.diagnostics.find(GroupsDiagnostic)]
+    failures = [check for check in made if check is not None and check.outcome == Outcome.FAILED]
     return what_holds(failures, summary.n_audit) if failed == len(failures) else None
 
 
@@ -146,7 +149,7 @@ def _empty_answer(summary: Summary) -> str:
     )
     least, procedure = summary.minimum_selectable, procedure_of(summary.procedure)
     if n_versions(summary) is not None:
-        text += f" {summary.diagnostics.resolution.sentence}"
+        text += f" {summary.diagnostics.result(ResolutionDiagnostic).sentence}"
     elif procedure.fewest is not None:
         text += " " + procedure.fewest(summary.detectors, Fraction(repr(summary.alpha)), summary.n_audit)[1]
     elif least > summary.n_audit and (procedure.per_list or not calibration_of(summary.calibration).plain):
@@ -189,9 +192,9 @@ def _doubts(summary: Summary) -> list[str]:
 
 
 def _cautions(summary: Summary) -> list[str]:
-    cautions = []
-    if (summary.n_selected or summary.bound) and summary.diagnostics.blind.outcome == Outcome.INCONCLUSIVE:
-        cautions.append(untested_note(summary.diagnostics.blind))
+    cautions, blind = [], summary.diagnostics.result(BlindDiagnostic)
+    if (summary.n_selected or summary.bound) and blind.outcome == Outcome.INCONCLUSIVE:
+        cautions.append(untested_note(blind))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
         cautions.append(

@@ -1,16 +1,17 @@
-"""The conclusion of the checks of an answer, and the rule that decides whether a bound may be stated under it."""
+"""The result of a selection, the conclusion of its checks, and the rule that decides whether a bound may be stated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipeline.config.selection import Direction
 from pipeline.run.conclusion_text import CONTRADICTED, UNCHECKED, UNCONFIRMED
-from pipeline.run.records import Record
+from pipeline.run.records import Record, VersionedRecord
 from pipeline.selection.bounds import Bound
-from pipeline.selection.guarantees import ConclusionValue, Outcome
+from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
 
 STYLES: dict[ConclusionValue, str] = {
     ConclusionValue.SUPPORTED: "green",
@@ -95,3 +96,56 @@ class Bounded(Concluded):
         if bound_condition(stated) is not None:
             return value
         return {**value, "bound": None, "bound_withheld": CONTRADICTED}
+
+
+class SelectionResult(Bounded, VersionedRecord):
+    """The result of one selection; `Summary` adds the checks, whose sentences read this part."""
+
+    schema_: Literal[3] = Field(  # type: ignore[assignment]
+        3, alias="schema", description="Version of the form of this file."
+    )
+    name: str = Field(description="Name of the selection, and of its folder under selection/.")
+    procedure: str = Field(description="The procedure that chose the selected.")
+    direction: Direction = Field(description="members: selects documents that were trained on; clean: that were not.")
+    alpha: float = Field(
+        description="Largest share of the selected that may be wrong, as requested, in (0, 1); of a scan of a "
+        "schedule, its level there."
+    )
+    detectors: list[str] = Field(description="Score columns that the selection reads.")
+    calibration: str = Field(description="How p-values were calibrated: pooled, by_group or conditional.")
+    n_audit: int = Field(description="Audited documents, quarantined ones included.")
+    n_calibration: int = Field(description="Documents of known membership that the p-values were calibrated on.")
+    n_quarantined: int = Field(
+        description="Audited documents that could not be scored; each counts as a hypothesis with p = 1."
+    )
+    n_selected: int = Field(description="Documents selected.")
+    threshold: float | None = Field(
+        description="The largest p-value selected; null where nothing is, or where p-values do not decide."
+    )
+    null_proportion: float = Field(
+        description="Share of the audited documents taken to be nulls: non-members (with direction clean, members); in "
+        "(0, 1]."
+    )
+    factor: float | None = Field(
+        description="R documents are selected if their p-values are at most alpha R / (factor n_audit); null: no such "
+        "rule."
+    )
+    weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
+    guarantee: GuaranteeKind = Field(
+        description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
+        "proved."
+    )
+    assumption: str = Field(description="The assumption of the guarantee.")
+    promise: str = Field(description="The guarantee under the assumption.")
+    reasons: list[str] = Field(description="Why the guarantee is not supported, one line each; empty where it is.")
+    next: str | None = Field(
+        None,
+        exclude_if=lambda step: step is None,
+        description="What to do next, in one sentence, where a check contradicts the answer or leaves it "
+        "inconclusive; left out where none does.",
+    )
+    minimum_selectable: int = Field(description="The fewest documents that could have been selected, if any.")
+    strict: StrictAnswer = Field(
+        description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
+    )
+    details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")

@@ -15,11 +15,11 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SeriesConfig
 from pipeline.detectors.plugins import BUILT_IN, code_digests, imported
 from pipeline.errors import UserError
-from pipeline.run.history import was_asked
+from pipeline.results.history import was_asked
+from pipeline.results.summary import Summary, read_summary
 from pipeline.run.plan import Plan
 from pipeline.run.records import MANIFEST_FILE
 from pipeline.run.scored import Scored
-from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.selection.schedule import Slot, alpha_share
 from pipeline.series import series_text as wording

@@ -11,12 +11,11 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import Direction
 from pipeline.errors import UserError, VersionError
-from pipeline.run.already_audited import reconcile_audited_texts, recorded_audited_texts
+from pipeline.results.already_audited import reconcile_audited_texts, recorded_audited_texts
 from pipeline.run.conclusion import Bounded
 from pipeline.run.manifest import read_manifest
 from pipeline.run.records import MANIFEST_FILE, VersionedRecord, parse_part
-from pipeline.run.summary import GuaranteeKind
-from pipeline.selection.guarantees import ConclusionValue
+from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind
 from pipeline.series.series_text import already_audited_phrase, clock_note, left_out_later
 from pipeline.stages.audited_texts import AuditedTexts, read_audited_keys
 from pipeline.store.files import Store, real_address

@@ -19,12 +19,12 @@ from rich.text import Text
 from pipeline.config.selection import Direction
 from pipeline.errors import DamagedError, ExitCode, UserError, is_of_storage
 from pipeline.report.tables import of_numbers
+from pipeline.results.history import read_history
+from pipeline.results.status import made_answer
+from pipeline.results.summary import read_summary
 from pipeline.run.conclusion import STYLES, Concluded
 from pipeline.run.conclusion_text import conclusion_shown
-from pipeline.run.history import read_history
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.status import made_answer
-from pipeline.run.summary import read_summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.schedule import alpha_share
 from pipeline.series import series_text as wording

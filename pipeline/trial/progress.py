@@ -7,9 +7,9 @@ from types import TracebackType
 from pydantic import Field
 
 from pipeline.errors import ExitCode, UserError
+from pipeline.results.status import RunState, Status, final_state, run_status
 from pipeline.run.records import MANIFEST_FILE, VersionedRecord, read_record
 from pipeline.run.remedies import DRIVER_GONE
-from pipeline.run.status import RunState, Status, final_state, run_status
 from pipeline.store.files import Store
 from pipeline.store.lock import lock_is_live
 

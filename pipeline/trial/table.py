@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from pipeline.answers.detection import UNDEFINED
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.tables import Row, cell, labels, of_numbers, setting_rows, shown, spread
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.record import estimates_share

@@ -40,13 +40,13 @@ from pipeline.report.tables import (
     detector_table,
 )
 from pipeline.report.templates import FigureImage
+from pipeline.results.status import duration
+from pipeline.results.summary import Summary
 from pipeline.run.digests import read_selected
 from pipeline.run.dtypes import WorkerFacts, decide_types, earlier_arithmetic, note_arithmetic, with_types
 from pipeline.run.machine import usable_cores
 from pipeline.run.manifest import read_run
 from pipeline.run.scored import Scored, read_scored
-from pipeline.run.status import duration
-from pipeline.run.summary import Summary
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock

@@ -22,11 +22,11 @@ from pipeline.plan.description import load_config
 from pipeline.report.contents import Folders
 from pipeline.report.facts import read_facts
 from pipeline.report.page import read_listings, write_report
-from pipeline.run.history import read_history, several_questions
+from pipeline.results.history import read_history, several_questions
+from pipeline.results.status import Counts, StatusFile, run_status
 from pipeline.run.manifest import read_run
 from pipeline.run.plan import make_plan
 from pipeline.run.scored import KEYS_SCHEMA, read_scored
-from pipeline.run.status import Counts, StatusFile, run_status
 from pipeline.series.summary import read_series
 from pipeline.store.files import Store
 from ray_jobs.audit import run_evaluation

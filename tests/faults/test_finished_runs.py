@@ -14,8 +14,8 @@ from pipeline.answers.top_documents import attributions_file
 from pipeline.models.devices import Device
 from pipeline.plan.description import load_config
 from pipeline.plan.stage_plan import build_stages
+from pipeline.results.status import run_status
 from pipeline.run.plan import make_plan
-from pipeline.run.status import run_status
 from pipeline.stages import tokens
 from pipeline.store.files import Store
 from ray_jobs.audit import RunResult, run_audit

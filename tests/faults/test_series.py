@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.series.scans import Schedule, read_schedule
 from pipeline.store.files import Store
 from pipeline.store.ledger import append_entry

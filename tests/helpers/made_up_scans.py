@@ -4,8 +4,8 @@ from typing import Any
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
+from pipeline.results.summary import Summary
 from pipeline.run.scored import Scored
-from pipeline.run.summary import Summary
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.store.files import Store
 from pipeline.store.receipts import FileRecord, Receipt

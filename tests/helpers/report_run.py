@@ -9,24 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.checks.blind import blind_diagnostic
-from pipeline.checks.resolution import resolution
+from pipeline.checks.diagnostic import CountDiagnostic, OverlapDiagnostic, ShareDiagnostic
+from pipeline.checks.registry import Conclusion
+from pipeline.checks.resolution import ResolutionDiagnostic, resolution
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import make_excerpt
+from pipeline.results.status import Counts, StatusFile
+from pipeline.results.summary import Summary, read_summary, summary_file
 from pipeline.run.manifest import AuditedModel, InputRecord, Manifest, read_run, write_manifest
 from pipeline.run.records import write_record
-from pipeline.run.status import Counts, StatusFile
-from pipeline.run.summary import (
-    Conclusion,
-    CountDiagnostic,
-    OverlapDiagnostic,
-    ResolutionDiagnostic,
-    ShareDiagnostic,
-    Summary,
-    read_summary,
-    summary_file,
-)
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.folds import PLAIN
 from pipeline.selection.guarantees import Outcome, StrictAnswer

@@ -4,12 +4,12 @@ from typing import Any
 
 from pipeline.answers.select import run_digests
 from pipeline.checks.blind import blind_file
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.config.selection import HISTORY
 from pipeline.errors import UserError
+from pipeline.results.status import STATUS_FILE
 from pipeline.run.digests import digests_file, file_digests, scores_digest, write_digests
 from pipeline.run.records import MANIFEST_FILE, SHARDS_FILE, write_part
-from pipeline.run.status import STATUS_FILE
-from pipeline.run.summary import BlindDiagnostic
 from pipeline.stages import SCORING
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts, sealed

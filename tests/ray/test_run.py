@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.plan.description import load_config
-from pipeline.run.status import run_status
+from pipeline.results.status import run_status
 from ray_jobs import start
 from ray_jobs.audit import RunResult, run_audit
 from ray_jobs.progress import Reporter

@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.small_model import WORDS
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.corpus import keys
 from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.plan.description import build_config
-from pipeline.run.summary import BlindDiagnostic, Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_receipts, withdraw_receipt, write_receipt

@@ -14,7 +14,7 @@ import pytest
 from simulation import Estimate
 
 from pipeline.checks.dependent_documents import breaks_bounds
-from pipeline.run.summary import NearDuplicates
+from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.selection.blocks import EXCESS, INFLATION, Blocks, Related, Sizes
 from pipeline.selection.bounds import bounds_of_lists
 from pipeline.selection.conformal import Grid, RankCounts

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from pipeline.answers.select import Answering, select_all
 from pipeline.bundle.container import INDEX, pack_members, unpack
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.plan.description import load_config
 from pipeline.run.manifest import read_run
 from pipeline.run.scored import each_in_turn, read_scored
-from pipeline.run.summary import BlindDiagnostic
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import DIGEST, Receipt, sealed

@@ -16,9 +16,9 @@ from pipeline.config.corpus import ROLES
 from pipeline.corpus.documents import text_key
 from pipeline.errors import ExitCode, IncompleteError, UserError
 from pipeline.plan.description import build_config
-from pipeline.run.already_audited import AUDITED_RECORD, ScoringBasis
+from pipeline.results.already_audited import AUDITED_RECORD, ScoringBasis
+from pipeline.results.status import run_status
 from pipeline.run.plan import make_plan
-from pipeline.run.status import run_status
 from pipeline.series.scans import read_schedule
 from pipeline.stages.audited_texts import AUDITED_FILE, write_audited_keys
 from pipeline.stages.base import StagePlan

@@ -11,8 +11,8 @@ import seenset
 from pipeline.answers.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion_text import CONTRADICTED
-from pipeline.run.summary import Summary
 from pipeline.selection import bounds
 from pipeline.selection.bounds import Envelope, bounds_of_lists, fewest_in_list, probability_of_keeping, wrong_in_list
 from pipeline.selection.conformal import RankCounts

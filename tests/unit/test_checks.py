@@ -3,29 +3,28 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.checks.check import Check, Planned, offered
-from pipeline.checks.registry import CHECKS, check_sample, lines_before_scoring, next_step
+from pipeline.checks.diagnostic import Diagnostic
+from pipeline.checks.registry import CHECKS, Conclusion, check_sample, lines_before_scoring, next_step
 from pipeline.checks.sample import read_sample
 from pipeline.plan.outlooks import outlooks
 from pipeline.plan.preflight import PLAN, check_documents
 from pipeline.report.brief import lights
-from pipeline.run.summary import Conclusion, Diagnostic, Summary
+from pipeline.results.summary import Summary
 from pipeline.selection.guarantees import Outcome
 from tests.helpers.report_run import build_run, summary_in
 
 
 def result_of(check: Check, outcome: Outcome) -> Diagnostic:
     """A made-up result in the form of a check's record in the summary."""
-    annotation: Any = Conclusion.model_fields[check.name].annotation
-    record: type[Diagnostic] = (get_args(annotation) or [annotation])[0]
-    needed: dict[str, Any] = {name: 0 for name, field in record.model_fields.items() if field.is_required()}
-    return record.model_construct(None, **{**needed, "outcome": outcome, "sentence": "It is so. For a reason."})
+    needed: dict[str, Any] = {name: 0 for name, field in check.record.model_fields.items() if field.is_required()}
+    return check.record.model_construct(None, **{**needed, "outcome": outcome, "sentence": "It is so. For a reason."})
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def test_the_names_of_the_checks_are_those_of_the_summary(make_audit: Callable[.
     (file,) = (tmp_path / "run/selection").glob("*/summary.json")
     named = [*json.loads(file.read_text(encoding="utf-8"))["diagnostics"]]
     assert named == [check.name for check in CHECKS if "versions" not in check.needs]
-    assert [check.name for check in CHECKS] == [*Conclusion.model_fields]
+    assert [*Conclusion.model_fields] == [check.name for check in CHECKS]
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.plugins import load_plugins, read_plugins
-from pipeline.run.history import note_answers
+from pipeline.results.history import note_answers
 from pipeline.selection.schedule import Slot
 from pipeline.series import claims
 from pipeline.series.claims import check_ledger, claim_slots, file_result, scan_key

@@ -10,11 +10,11 @@ import pytest
 from pipeline.checks import blind as wording
 from pipeline.checks.blind import after_blind, blind_diagnostic, blind_test, blocks_of_documents
 from pipeline.checks.classifier import blind, blind_result
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.checks.held_out_auc import Blind, Compared, held_out
 from pipeline.corpus.documents import Document
 from pipeline.plan.description import load_config
 from pipeline.run.plan import make_plan
-from pipeline.run.summary import BlindDiagnostic
 from tests.helpers.made_up import write_audit, write_corpus
 from tests.helpers.mean_classifier import Means
 

@@ -17,7 +17,7 @@ from pipeline.export import export_folder
 from pipeline.export.export_folder import MARKER_FILE, UNFINISHED_FILE
 from pipeline.export.request import choose_form
 from pipeline.plan.description import build_config
-from pipeline.run.history import read_history
+from pipeline.results.history import read_history
 from pipeline.run.manifest import read_manifest, read_run, write_manifest
 from pipeline.run.scored import read_scored
 from pipeline.selection.guarantees import ConclusionValue

@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 import seenset
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.errors import UserError
 from pipeline.plan.description import load_config
 from pipeline.report.contents import Report
 from pipeline.report.page import write_report
-from pipeline.run.history import count_questions, read_history
-from pipeline.run.status import run_status
-from pipeline.run.summary import BlindDiagnostic, Summary, selection_exit_code
+from pipeline.results.history import count_questions, read_history
+from pipeline.results.status import run_status
+from pipeline.results.summary import Summary, selection_exit_code
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.store.files import Store
 from ray_jobs import terminal

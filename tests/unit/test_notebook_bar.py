@@ -8,7 +8,7 @@ import pytest
 
 STAGE = """
 import time
-from pipeline.run.status import Counts
+from pipeline.results.status import Counts
 from pipeline.stages.events import Advance
 from ray_jobs import progress, terminal
 from ray_jobs.progress import Reporter

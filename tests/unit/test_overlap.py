@@ -15,11 +15,11 @@ from pipeline.corpus.documents import text_key
 from pipeline.corpus.inputs import number_rows
 from pipeline.corpus.near_duplicates import sketch
 from pipeline.plan.description import build_config
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion_text import GROUPED
 from pipeline.run.plan import make_plan
 from pipeline.run.records import KEYS_FILE
 from pipeline.run.scored import KEYS_SCHEMA, read_scored
-from pipeline.run.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, withdraw_receipt
 from tests.helpers.commands import user_error

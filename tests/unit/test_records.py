@@ -16,13 +16,13 @@ from pipeline.plan.starter import Starter, audit_starter, write_starter
 from pipeline.report.contents import Report
 from pipeline.report.facts import read_facts
 from pipeline.report.page import write_report
+from pipeline.results.status import Status, read_status
+from pipeline.results.summary import Summary, read_summary
 from pipeline.run.conclusion import bound_condition, conclude, weakest
 from pipeline.run.conclusion_text import UNCONFIRMED
 from pipeline.run.digests import AnswerDigests
 from pipeline.run.manifest import Manifest, read_manifest, read_run
 from pipeline.run.records import Record, VersionedRecord
-from pipeline.run.status import Status, read_status
-from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 from pipeline.trial.starter import trial_starter

@@ -15,6 +15,8 @@ import pytest
 
 from pipeline.answers.selected import ScoreHistogram
 from pipeline.answers.top_documents import TokenAttributions
+from pipeline.checks.diagnostic import BlindDiagnostic
+from pipeline.checks.sign_symmetry import SymmetryDiagnostic
 from pipeline.config.corpus import TransformConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import visible
@@ -23,9 +25,8 @@ from pipeline.report.facts import RankHistogram, SelectionFacts, read_facts
 from pipeline.report.figures import _slope, draw_figures
 from pipeline.report.page import Listing, _tokens, even_shares, read_listings, write_report
 from pipeline.report.templates import page_script
+from pipeline.results.status import Counts, StatusFile
 from pipeline.run.manifest import AdapterRecord, GradientRecord, read_run
-from pipeline.run.status import Counts, StatusFile
-from pipeline.run.summary import BlindDiagnostic, SymmetryDiagnostic
 from pipeline.selection.guarantees import ConclusionValue, Outcome, StrictAnswer
 from pipeline.store.files import Store
 from tests.helpers.commands import user_error

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from test_report import Page, report
 
-from pipeline.checks.registry import CHECKS
+from pipeline.checks.diagnostic import BlindDiagnostic, CountDiagnostic, ShareDiagnostic
+from pipeline.checks.registry import CHECKS, Conclusion
 from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.report.contents import Folders, Light, Report, model_name, run_names
 from pipeline.report.page import write_report
+from pipeline.results.history import note_answers, read_history
 from pipeline.run.conclusion_text import CONTRADICTED
-from pipeline.run.history import note_answers, read_history
 from pipeline.run.manifest import read_run
-from pipeline.run.summary import BlindDiagnostic, Conclusion, CountDiagnostic, ShareDiagnostic
 from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures.bound import guarantee_of_bound

@@ -21,9 +21,10 @@ from pipeline.answers.bounds import bound_text, sureness
 from pipeline.answers.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.checks.blind import blind_diagnostic
 from pipeline.checks.check import AnswerFacts
+from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.checks.held_out_auc import Blind
 from pipeline.checks.near_copies import near_duplicates_diagnostic
-from pipeline.checks.resolution import resolution_diagnostic
+from pipeline.checks.resolution import ResolutionDiagnostic, resolution_diagnostic
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.plan.description import build_config
@@ -31,8 +32,8 @@ from pipeline.plan.forecast import forecast
 from pipeline.plan.preflight import RUN, Effort, check_documents
 from pipeline.report.facts import RunFacts, SelectionFacts, read_facts
 from pipeline.report.selection_text import answer_text
+from pipeline.results.summary import Summary
 from pipeline.run.plan import describe_model, make_plan
-from pipeline.run.summary import NearDuplicates, ResolutionDiagnostic, Summary
 from pipeline.selection.calibrations import simes_grid
 from pipeline.selection.conformal import Grid, RankCounts, halves
 from pipeline.selection.engine import Scores, answer_all

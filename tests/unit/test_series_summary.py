@@ -10,8 +10,8 @@ import pytest
 from pipeline.answers.select import write_answers
 from pipeline.answers.summarise import series_place
 from pipeline.corpus.documents import text_key
+from pipeline.results.summary import Summary, read_summary
 from pipeline.run.digests import scores_digest
-from pipeline.run.summary import Summary, read_summary
 from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import claims

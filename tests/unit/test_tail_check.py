@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.checks.families import one_role_p
-from pipeline.run.summary import Summary
+from pipeline.results.summary import Summary
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, sealed
 from ray_jobs.select import select_again

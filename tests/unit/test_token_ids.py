@@ -23,8 +23,8 @@ from pipeline.errors import UserError
 from pipeline.plan.allocation import allocate
 from pipeline.plan.description import build_config
 from pipeline.plan.forecast import forecast
+from pipeline.results.summary import read_summary
 from pipeline.run.plan import make_plan
-from pipeline.run.summary import read_summary
 from pipeline.stages.prefixes import given_ids
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store

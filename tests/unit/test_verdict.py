@@ -16,13 +16,14 @@ import seenset
 from pipeline.answers.verdict import CollectionVerdict, read_verdict
 from pipeline.answers.verdict_text import CALIBRATING, by_count, head
 from pipeline.checks.dependent_documents import GroupSizes, group_numbers
+from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.corpus.documents import Document
 from pipeline.corpus.keys import Keys
 from pipeline.errors import ExitCode, UserError
 from pipeline.report.contents import Report
+from pipeline.results.summary import read_summary, unsettled
 from pipeline.run.conclusion_text import CONTRADICTED, GROUPED
 from pipeline.run.records import VERDICT_FILE
-from pipeline.run.summary import BlindDiagnostic, read_summary, unsettled
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt

@@ -14,7 +14,7 @@ from pipeline.answers.verdict import read_verdict
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.load import open_model
-from pipeline.run.summary import read_summary
+from pipeline.results.summary import read_summary
 from pipeline.selection.version_scores import joined_versions
 from pipeline.store.files import Store
 from pipeline.training.train import train

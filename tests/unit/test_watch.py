@@ -106,7 +106,7 @@ def test_a_watch_ends_with_3_where_the_run_stops_before_its_end(
 ) -> None:
     def stop() -> None:
         end(held, state, 3, "a shard\nis gone")()
-        monkeypatch.setattr("pipeline.run.status.lock_is_live", lambda store: False)
+        monkeypatch.setattr("pipeline.results.status.lock_is_live", lambda store: False)
 
     look_by_steps(monkeypatch, nothing, stop)
     code, out, _ = printed(capsys, "status", str(held), "--watch", "--every", "0.1")

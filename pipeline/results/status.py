@@ -12,12 +12,12 @@ from pydantic import Field
 
 from pipeline.corpus.shard import Shard
 from pipeline.errors import DamagedError, ExitCode, UserError
+from pipeline.results.history import answer_names
+from pipeline.results.summary import Summary, read_summary, unsupported
 from pipeline.run.digests import no_digests
-from pipeline.run.history import answer_names
 from pipeline.run.manifest import read_run
 from pipeline.run.records import VersionedRecord, read_record, sealed_values
 from pipeline.run.remedies import DRIVER_GONE, REWRITTEN
-from pipeline.run.summary import Summary, read_summary, unsupported
 from pipeline.stages import SCORING, is_scoring
 from pipeline.stages.events import Advance, Failure
 from pipeline.store.files import Store

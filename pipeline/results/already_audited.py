@@ -20,11 +20,11 @@ from pydantic import Field
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.shard import SHARD_FIELDS, Shard
 from pipeline.errors import IncompleteError, UserError
+from pipeline.results.history import read_history
+from pipeline.results.status import read_status
 from pipeline.run import remedies as wording
-from pipeline.run.history import read_history
 from pipeline.run.manifest import read_run
 from pipeline.run.records import AUDITED_RECORD, DUPLICATES, VersionedRecord, read_record, write_record
-from pipeline.run.status import read_status
 from pipeline.stages import SCORING
 from pipeline.stages.audited_texts import AGAINST, AuditedTexts, read_audited_keys, write_audited_keys
 from pipeline.store.files import Store, real_address

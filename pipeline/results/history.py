@@ -13,11 +13,11 @@ from pydantic import Field, JsonValue
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import DamagedError
+from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded
 from pipeline.run.digests import HISTORY_FILE
 from pipeline.run.records import VersionedRecord, opened, parse_part
 from pipeline.run.remedies import LINE_LEFT_OUT, answered_by, asked_several
-from pipeline.run.summary import Summary
 from pipeline.store.files import Store, to_json
 from pipeline.store.receipts import sealed
 
