@@ -213,10 +213,15 @@ def foreign_as_errors() -> Iterator[None]:
 def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     """The end of an error message: the nearest known name, if one is similar, and all known names."""
     names = list(known)
-    folded = {name.casefold(): name for name in names[::-1]}
-    near = difflib.get_close_matches(value.casefold(), folded, n=1, cutoff=0.5)
+    folded = {_folded(name): name for name in names[::-1]}
+    near = difflib.get_close_matches(_folded(value), folded, n=1, cutoff=0.5)
     guess = f"did you mean {folded[near[0]]!r}? " if near else ""
     return f"{guess}{what}: {', '.join(names)}"
+
+
+def _folded(name: str) -> str:
+    """A name without differences of spelling: Min-K++ is min_k_plus_plus."""
+    return name.casefold().replace("-", "_").replace("+", "_plus")
 
 
 _PERCENT = re.compile(r"(\d*[.,]?\d+) ?(%|\u2030|percent|per cent|pct|pc)")

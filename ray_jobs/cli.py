@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ from pipeline.errors import (
     number_meant,
 )
 from pipeline.models.devices import collect_rarely
+from pipeline.wording import did_you_mean, listed
 from ray_jobs import commands, supervisor, terminal
 from ray_jobs.commands import (
     AsJson,
@@ -357,11 +359,13 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
         if meant is not None:
             return f"No such command {name!r}. Did you mean 'seenset {meant}'?"
         return message if "Did you mean" in message else f"{message} Known: {', '.join(names)}."
-    if context is not None and (setting := _setting_meant(error, context.command, given)) is not None:
+    option = getattr(error, "option_name", None) if message.startswith("No such option") else None
+    near = option is not None and context is not None and _near_option(option, context.command, _NEAR)
+    setting = None if context is None or near else _setting_meant(error, context.command, given)
+    if setting is not None:
         return setting
-    if (option := getattr(error, "option_name", None)) in _ARGUMENT_OPTIONS and context is not None:
-        value = _value_after(given, [str(option)]) or "PATH"
-        return f"No such option: {option}; its value is given without it: seenset {context.info_name} {value}"
+    if option is not None and context is not None:
+        return _unknown_option(option, context, given)
     if "extra argument" in message and (bare := [one for one in _option_values(given, "--set") if "=" not in one]):
         return f"--set takes key=value, got {bare[0]!r}"
     if parameter is not None and message.startswith("Missing argument"):
@@ -407,6 +411,43 @@ def _setting_meant(error: TyperException, command: object, given: Sequence[str])
         return None if option is not None else f"{message}; a setting is changed by --set A.B=C"
     meant = " or ".join(f"--set {setting}={value or 'VALUE'}" for setting in named)
     return f"{message.partition(' (Possible')[0]}; a setting is changed by {meant}"
+
+
+_NEAR = 0.8  # similarity of an option that goes before a setting of that name
+
+
+def _options(command: Any) -> list[str]:
+    """The long options of a command."""
+    named = [name for one in command.params if isinstance(one, TyperOption) for name in one.opts]
+    return [*(name for name in named if name.startswith("--")), "--help"]
+
+
+def _near_option(option: str, command: Any, cutoff: float) -> str | None:
+    names = {name.lstrip("-"): name for name in _options(command)}
+    near = get_close_matches(option.lstrip("-").lower().replace("_", "-"), names, n=1, cutoff=cutoff)
+    return names[near[0]] if near else None
+
+
+def _unknown_option(option: str, context: Any, given: Sequence[str]) -> str:
+    """What a command takes in place of an option that it has not: an argument, or the nearest of its options."""
+    command, start = context.command, "seenset" if context.parent is None else f"seenset {context.info_name}"
+    arguments = [one for one in command.params if not isinstance(one, TyperOption)]
+    names = [{str(one.name), str(one.metavar).lower().strip(".")} for one in arguments]
+    place = next((at for at, known in enumerate(names) if option.lstrip("-").lower() in known), None)
+    if place is None and arguments and option in _ARGUMENT_OPTIONS:
+        place = 0
+    if place is not None:
+        before = "".join(f" {one.metavar}" for one in arguments[:place])
+        value = _value_after(given, [option]) or ("PATH" if option in _ARGUMENT_OPTIONS else arguments[place].metavar)
+        return f"No such option: {option}; its value is given without it: {start}{before} {value}"
+    near = _near_option(option, command, 0.5)
+    guess = "" if near is None else did_you_mean(near)
+    line = f"No such option: {option}; {guess}{start} takes: {', '.join(_options(command))}"
+    group: Any = typer.main.get_command(app)
+    others = sorted(name for name, other in group.commands.items() if option in _options(other))
+    if not others or context.parent is None:
+        return line
+    return f"{line}; {option} is an option of seenset {listed(others) if len(others) > 1 else others[0]}"
 
 
 def _option_values(given: Sequence[str], option: str) -> list[str]:

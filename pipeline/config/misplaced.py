@@ -102,6 +102,15 @@ def instead_of_documents(path: str) -> str | None:
     return f"it is a file: {_init(os.path.dirname(path))}"
 
 
+_ESCAPES = {character: f"\\{letter}" for character, letter in zip("\0\a\b\t\n\v\f\r\x1b", "0abtnvfre", strict=True)}
+"""What YAML makes of a letter behind a backslash in double quotes -> both."""
+
+
+def with_backslashes(path: str) -> str:
+    r"""A path as it was written: YAML makes a tab of the t in `"C:\temp"`, which has double quotes."""
+    return re.sub("[\0\a\b\t\n\v\f\r\x1b]", lambda escaped: _ESCAPES[escaped[0]], path)
+
+
 def of_other_system(path: str, folder: str = "") -> str | None:
     """What to write in place of a path of Windows on another system; None for other paths.
 
@@ -109,11 +118,14 @@ def of_other_system(path: str, folder: str = "") -> str | None:
         path: path that does not exist.
         folder: folder that it is relative to; empty for the working directory.
     """
-    if os.name == "nt" or ("\\" not in path and not _DRIVE.match(path)):
+    written = with_backslashes(path)
+    if os.name == "nt" or ("\\" not in written and not _DRIVE.match(path)):
         return None
-    slashed = path.replace("\\", "/")
+    slashed = written.replace("\\", "/")
     if _exists(os.path.join(folder, slashed)):
         return f"did you mean {slashed}?"
+    if "\\" not in path and not _DRIVE.match(written):
+        return None  # a name with a line break
     if drive := _DRIVE.match(slashed.removeprefix(f"{os.getcwd()}/")):
         slashed = drive.string
         mounted = f"/mnt/{drive[1].lower()}/{slashed[3:]}"

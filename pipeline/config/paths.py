@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from pipeline.config.misplaced import of_other_system
+from pipeline.config.misplaced import of_other_system, with_backslashes
 from pipeline.errors import UserError
 
 MARK = "/./"
@@ -132,7 +132,7 @@ class _Origin:
             return path
         joined = os.path.join(self.folder, path)
         if not _exists(place, joined) and (instead := of_other_system(path, self.folder)) is not None:
-            raise UserError(f"{where}: no {path}; {instead}")
+            raise UserError(f"{where}: no {with_backslashes(path)}; {instead}")
         if not _is_path(place, path) and not (place is Place.MODEL and os.path.exists(joined)):
             if place is Place.MODEL:
                 self._refuse_elsewhere(place, path, where)

@@ -216,7 +216,10 @@ def _number_meant(problem: Any, message: str, data: Mapping[str, Any]) -> str:
     if isinstance(value, str):
         numeric = "number" in message or "integer" in message
         one = "(0, 1)" not in message and (problem.get("ctx") or {}).get("lt") != 1
-        return number_meant(value, problem["type"].startswith("int"), share, one) if numeric else ""
+        meant = number_meant(value, problem["type"].startswith("int"), share, one) if numeric else ""
+        if meant or not (share and re.fullmatch(r"\d{1,3}(\.\d{1,9})?", value.strip())):
+            return meant
+        value = float(value)  # a number in quotes
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
     section: Any = data

@@ -40,11 +40,7 @@ MOST_BITS = 64
 
 
 class NotYamlError(ValueError):
-    """A text is not YAML; the message is one line with the reason. `remedy`: what to write instead, if known."""
-
-    def __init__(self, reason: str, remedy: str | None = None) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
+    """A text is not YAML; the message is one line that begins with what to write instead, if that is known."""
 
 
 class Section(BaseModel):
@@ -97,7 +93,10 @@ def load_yaml(text: str) -> Any:
         raise NotYamlError(error_line(error)) from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "on ").split())
-        raise NotYamlError(reason, next((v for k, v in _REMEDIES.items() if re.search(k, reason)), None)) from None
+        lines = re.findall(r"on line (\d+)", reason)  # the last one is where the parser stopped
+        remedy = next((v for k, v in _REMEDIES.items() if re.search(k, reason)), None)
+        begin = f"on line {lines[-1]} " if lines and "\n" in text else ""
+        raise NotYamlError(f"{begin}{remedy} ({reason})" if remedy else reason) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
         reason = " ".join(str(error).partition("; use sys.")[0].split())
         raise NotYamlError(f"a value cannot be read: {reason}") from None
@@ -211,7 +210,7 @@ def read_mapping(path: str, kind: type[BaseModel]) -> dict[str, Any]:
     try:
         data = load_yaml(text)
     except NotYamlError as error:
-        reason = _instead(path) or f": {error}{f'; {error.remedy}' if error.remedy else ''}"
+        reason = _instead(path) or f": {error}"
         raise UserError(f"config {path} is not YAML{reason}") from None
     if not isinstance(data, dict):
         instead = _instead(path) or f" with keys {', '.join(keys_of(kind))}"
@@ -267,8 +266,7 @@ def build(kind: type[Model], data: dict[str, Any], overrides: Sequence[str] = ()
         try:
             value = _override(raw)
         except NotYamlError as error:
-            then = f"; {error.remedy}" if error.remedy else ""
-            raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}{then}") from None
+            raise UserError(f"--set {path}: {raw!r:.200} is not a YAML value: {error}") from None
         set_at(data, path, placed_value(kind, path, value, os.path.realpath(os.getcwd())), "--set")
     _check_sizes(data, ())
     try:

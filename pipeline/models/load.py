@@ -221,13 +221,27 @@ def _check_built(config: ModelConfig, source: Checkpoint, empty: Any) -> None:
     """Compare a model without weights with its files.
 
     Raises:
-        UserError: as `check_built`.
+        UserError: as `check_built`, or a weight has another shape.
     """
     packed = source.gguf is not None or getattr(empty.config, "quantization_config", None) is not None
     names = weight_files(source)
     size = sum((source.folder / name).stat().st_size for name in names)
     what = f"model {config.shown}: its configuration"
     check_built(what, empty, stored_weights(source.folder), size, packed)
+    if not packed and not _converts(empty):
+        shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+        refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
+
+
+def _converts(empty: Any) -> bool:
+    """Whether transformers changes weights as it loads them, so that their shapes in the files may be others."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    except ImportError:
+        return True
+    configs = [getattr(module, "config", None) for module in empty.modules()]
+    kinds = {str(getattr(config, "model_type", "")) for config in configs}
+    return any(get_checkpoint_conversion_mapping(kind) for kind in kinds)
 
 
 def open_empty(config: ModelConfig) -> Any | None:

@@ -40,6 +40,7 @@ _SIZES = re.compile(r"(\w+_)?(size|dim|dims|embd|embed|heads?|inner|rank|width|c
                     r"|d_state|feed_forward_length|embedding_length|key_length|value_length)"
                     r"|n_head\w*|head_count\w*|hidden_sizes")  # fmt: skip
 _COUNTS = re.compile(r"(\w+_)?experts|expert_count|(n|num)_\w+")
+_NEVER_ZERO = ("hidden_size", "n_embd", "d_model", "vocab_size")
 _DIGITS = 40  # of a number in an error
 _NO_SIZES = re.compile(r"window|chunk|block|cache|image_size|crop|patch|batch|sample")
 _FREE = re.compile(
@@ -115,6 +116,8 @@ def check_sizes(what: str, settings: Mapping[str, Any], stored: Stored) -> None:
         if not value <= limits[kind] and not (kind == "other" and isinstance(value, float)):
             bound = _bound(kind, stored, largest, limits[kind])
             raise UserError(f"{what} states {'.'.join(key)} {_shown(value)}{bound}")
+        if value == 0 and key[-1] in _NEVER_ZERO and key[:-1] in ((), ("text_config",)):
+            raise UserError(f"{what} states {'.'.join(key)} 0; it must be 1 or more")
         if value < 0 and kind in ("layers", "size"):
             raise UserError(f"{what} states {'.'.join(key)} {_shown(value)}; it must be 0 or more")
 

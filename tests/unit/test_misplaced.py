@@ -274,6 +274,8 @@ def test_a_word_is_answered_by_no_number(place: Path) -> None:
             "model: {path: C:\\models\\m}",
             "model.path: no C:\\models\\m; a path of Windows; under WSL it is /mnt/c/models/m",
         ),
+        ('run: "C:\\temp\\new"', "a path of Windows; under WSL it is /mnt/c/temp/new"),
+        ('corpus: {audit: {path: "data\\audit.jsonl"}}', "did you mean data/audit.jsonl?"),
         ("model: {path: .\\model}", "model.path: no .\\model; did you mean ./model?"),
         ("run: C:\\runs\\a", "run: no C:\\runs\\a; a path of Windows; under WSL it is /mnt/c/runs/a"),
         ("run: D:/runs/a", "run: no D:/runs/a; a path of Windows; under WSL it is /mnt/d/runs/a"),
@@ -295,6 +297,9 @@ def test_paths_of_windows_and_misread_yaml_are_answered_by_how_to_write_them(
     line = user_error(load_config, "audit.yaml")
     assert answer in line
     assert "unicode string" not in line
+    if "is not YAML" in line:
+        first = line.removeprefix("config audit.yaml is not YAML: ")
+        assert re.match(rf"on line \d+ {re.escape(answer)} \(", first), "the remedy comes first"
 
 
 def test_a_name_with_a_backslash_that_exists_is_read(place: Path) -> None:
@@ -339,6 +344,15 @@ def test_hidden_files_are_not_listed(place: Path, capsys: pytest.CaptureFixture[
         (["run", "x", "--set", "seed", "5"], "--set takes key=value, got 'seed'"),
         (["plan", "--config", "x"], "No such option: --config; its value is given without it: seenset plan x"),
         (["verdict", "--run=x"], "No such option: --run; its value is given without it: seenset verdict x"),
+        (["export", "x", "--out", "y"], "No such option: --out; its value is given without it: seenset export RUN y"),
+        (["mark", "--source=x"], "No such option: --source; its value is given without it: seenset mark x"),
+        (
+            ["verdict", "x", "--selection", "a"],
+            "No such option: --selection; seenset verdict takes: --blocks, --json, "
+            "--fail-if-trained, --help; --selection is an option of seenset compare, export, joint and rank",
+        ),
+        (["run", "x", "--limits", "5"], "No such option: --limits; did you mean '--limit'? seenset run takes: --set, "),
+        (["--verion"], "No such option: --verion; did you mean '--version'? seenset takes: --version, --help"),
         (["zz.yaml"], "No such command 'zz.yaml'. Did you mean 'seenset plan zz.yaml'?"),
         (["version"], "Did you mean 'seenset --version'?"),
         (["plan", "x", "--limit", "1e3"], "did you mean 1000?"),

@@ -25,7 +25,7 @@ from tests.helpers.commands import user_error
 
 HUGE = {
     "num_hidden_layers": (10**9, 10**4, -1, "12", 1e9, float("inf"), {"text": 10**9}),
-    "hidden_size": (10**7, 10**12, -64, "64", [10**7], float("nan")),
+    "hidden_size": (10**7, 10**12, -64, 0, "64", [10**7], float("nan")),
     "vocab_size": (10**12, 10**7, -1, "x", 10**400),
     "layer_types": (["full_attention"] * 10**6,),
     "rope_parameters": ({"rope_type": "longrope", "long_factor": [1.0] * 10**6},),
@@ -102,6 +102,15 @@ def test_a_model_without_layers_is_one_line(folder: Path) -> None:
     assert "its weights do not fit" in user_error(open_model, config)
 
 
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"])
+def test_a_size_that_is_missing_is_refused_before_a_run(folder: Path, key: str) -> None:
+    """The architecture has a default, which is not the size of these weights."""
+    settings = json.loads((folder / "config.json").read_text())
+    del settings[key]
+    (folder / "config.json").write_text(json.dumps(settings | {"head_dim": None}))
+    assert str(folder) in soon(check_model, ModelConfig(path=str(folder)))
+
+
 def test_the_limit_of_these_tests_holds() -> None:
     import torch
 
@@ -176,8 +185,8 @@ def test_weights_bound_the_memory_of_tables_masks_and_pickles(folder: Path, tmp_
 def test_a_matrix_that_is_only_much_too_large_is_refused_before_it_gets_memory(folder: Path) -> None:
     change(folder / "config.json", vocab_size=32_000, intermediate_size=32_000)
     config = ModelConfig(path=str(folder))
-    check_model(config)  # within what files of that size might hold, and refused by the loader
-    assert "of another shape (" in user_error(open_model, config)
+    for work in (check_model, open_model):  # within what files of that size might hold
+        assert "of another shape (" in soon(work, config)
     change(folder / "config.json", hidden_size=32_000, head_dim=8)
     for work in (check_model, open_model):
         assert "model.embed_tokens.weight is (32000, 32000), in its file (" in soon(work, config)

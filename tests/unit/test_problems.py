@@ -94,17 +94,29 @@ def test_a_key_of_other_programs_is_answered_by_the_setting(changed: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("override", "end"),
+    ("override", "answer"),
     [
         ("model=gpt2", "; did you mean model: {path: gpt2}?"),
         ("model.path=data #2", "a # begins a comment: put the value in quotes within those of the shell"),
-        ("corpus.audit.path=*.jsonl", "; put a value that begins with * or & in quotes"),
-        ("corpus.audit.text={a} {b}", "; put the value in quotes"),
+        ("corpus.audit.path=*.jsonl", "is not a YAML value: put a value that begins with * or & in quotes ("),
+        ("corpus.audit.text={a} {b}", "is not a YAML value: put the value in quotes ("),
         ("selections.members.alpha=.1", "selections is a list and has no entry 'members'; its only entry is 0"),
     ],
 )
-def test_a_value_that_the_shell_passed_is_answered_by_its_quotes(override: str, end: str) -> None:
-    assert user_error(build_config, audit(), [override]).endswith(end)
+def test_a_value_that_the_shell_passed_is_answered_by_its_quotes(override: str, answer: str) -> None:
+    assert answer in user_error(build_config, audit(), [override])
+
+
+@pytest.mark.parametrize(("alpha", "meant"), [("10", "0.1 (10%)"), ("1.5", "0.015 (1.5%)"), (10, "0.1 (10%)")])
+def test_a_number_above_1_may_be_a_percentage_with_and_without_quotes(alpha: Any, meant: str) -> None:
+    assert user_error(build_config, audit(**selection(alpha=alpha))).endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("min-k++", "min_k_plus_plus"), ("Min-K", "min_k"), ("mink++", "min_k_plus_plus")]
+)
+def test_a_detector_in_the_spelling_of_its_paper_is_found(written: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in user_error(build_config, audit(detectors=[written], selections=[]))
 
 
 @pytest.mark.parametrize("sign", ["|", ",", "\t", ";", "#", "*"])
@@ -117,7 +129,9 @@ def test_a_sign_that_stands_alone_is_itself(sign: str) -> None:
 def test_brackets_and_an_empty_run_of_a_file_are_answered(tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(yaml.safe_dump(audit()).replace("path: a.jsonl", "{dataset: a/b, split: train[:5]}"))
-    assert user_error(load_config, str(path)).endswith("; put a value that holds brackets in quotes")
+    assert user_error(load_config, str(path)).startswith(
+        f"config {path} is not YAML: on line 3 put a value that holds brackets in quotes ("
+    )
     path.write_text(yaml.safe_dump(audit(run="")))
     assert user_error(load_config, str(path)) == "run is empty: name a folder, such as runs/audit"
 
