@@ -1,6 +1,9 @@
 """Orders of the options of multiple-choice items as versions, against brute force, and what is left out by rule."""
 
+# ruff: noqa: RUF001 (letters of many scripts)
+
 import itertools
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -120,6 +123,56 @@ def test_items_whose_options_have_an_order_are_left_out_whatever_order_was_publi
     (found,) = {why_left_out(order) for order in itertools.islice(itertools.permutations(options), 200)}
     assert found is not None
     assert (found.reason, found.cause) == (Reason.NOT_PERMUTABLE, cause)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Greek|νερό|φωτιά|Όλα τα παραπάνω|Κανένα από τα παραπάνω|Όλες οι απαντήσεις|Και τα δύο|ΟΛΑ ΤΑ ΠΑΡΑΠΑΝΩ",
+        "Swedish|vatten|eld|Alla ovanstående|Inget av ovanstående|Inget av alternativen|Alla svar är rätt",
+        "Danish|vand|ild|Alle ovenstående|Ingen af ovenstående|Alle svar er rigtige|Begge",
+        "Norwegian|vann|ild|Alle alternativene|Ingen av de ovennevnte|Alle ovenfor",
+        "Finnish|vesi|tuli|Kaikki edellä mainitut|Ei mikään edellä mainituista|Kaikki yllä olevat|Molemmat",
+        "Czech|voda|oheň|Všechny výše uvedené|Žádná z výše uvedených|Nic z uvedeného|Všechny odpovědi jsou správné",
+        "Slovak|voda|oheň|Všetky vyššie uvedené|Žiadna z uvedených",
+        "Hungarian|víz|tűz|A fentiek mindegyike|Egyik sem|Mindkettő|A fentiek közül egyik sem",
+        "Romanian|apă|foc|Toate cele de mai sus|Niciuna dintre cele de mai sus|Toate variantele|Niciun răspuns",
+        "Ukrainian|вода|вогонь|Усе вищезазначене|Жоден із перелічених|Усі відповіді правильні|Нічого з переліченого",
+        "Bulgarian|вода|огън|Всички изброени|Нито едно от изброените|Всички посочени",
+        "Serbian|вода|ватра|Све наведено|Ништа од наведеног",
+        "Croatian|voda|vatra|Sve navedeno|Ništa od navedenog|Svi odgovori su točni",
+        'Hebrew|מים|אש|כל התשובות נכונות|אף תשובה אינה נכונה|כל האמור לעיל|כל הנ"ל',
+        "Persian|آب|آتش|همه موارد|هیچ\u200cکدام|هر دو مورد|تمام موارد بالا",
+        "Arabic|ماء|نار|كل ما ذكر|لا شيء مما سبق|كل ما سبق",
+        "Urdu|پانی|آگ|مندرجہ بالا تمام|ان میں سے کوئی نہیں",
+        "Hindi|पानी|आग|इनमें से कोई नहीं|ऊपर के सभी|ये सभी",
+        "Bengali|জল|আগুন|উপরের সবগুলো|উপরের কোনোটিই নয়|কোনটিই নয়",
+        "Tamil|நீர்|தீ|மேற்கண்ட அனைத்தும்|இவை அனைத்தும்",
+        "Telugu|నీరు|నిప్పు|పైవన్నీ|పైవేవీ కాదు",
+        "Thai|น้ำ|ไฟ|ไม่มีข้อใดถูก|ทั้งหมดข้างต้น|ข้อ ก และ ข",
+        "Vietnamese|nước|lửa|Tất cả đều đúng|Không có đáp án nào|Cả A và B",
+        "Indonesian|air|api|Semua benar|Tidak ada yang benar|Semua di atas",
+        "Turkish|su|ateş|Yukarıdakilerin hepsi|Hiçbiri|Her ikisi de",
+        "Korean|물|불|모두 맞다|정답 없음|위 모두",
+        "Japanese|水|火|すべて正しい|どれも違う|該当なし",
+        "Armenian|ջուր|կրակ|Բոլոր վերոնշյալները|Նշվածներից ոչ մեկը|Վերը նշված բոլորը",
+        "Georgian|წყალი|ცეცხლი|ყველა ზემოთ ჩამოთვლილი|არც ერთი|ყველა პასუხი სწორია",
+        "Lithuanian|vanduo|ugnis|Visi aukščiau išvardyti|Nė vienas iš aukščiau",
+        "Latvian|ūdens|uguns|Viss iepriekš minētais",
+        "Estonian|vesi|tuli|Kõik eelnevad|Mitte ükski",
+        "Catalan|aigua|foc|Totes les anteriors|Cap de les anteriors",
+        "French|eau|feu|Toutes|Les deux réponses",
+    ],
+    ids=lambda line: line.partition("|")[0],
+)
+def test_all_of_the_above_is_left_out_in_many_languages(line: str) -> None:
+    language, first, second, *referring = line.split("|")
+    assert why_left_out([first, second]) is None, language
+    for last in referring:
+        for form in ("NFC", "NFD"):
+            left = why_left_out([first, second, unicodedata.normalize(form, last)])
+            assert left is not None, f"{last} ({form})"
+            assert left.cause == "options that refer to others"
 
 
 @pytest.mark.parametrize(
