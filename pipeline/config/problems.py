@@ -60,6 +60,8 @@ for _setting, _names in _WRITTEN.items():
         _MEANT[_name] = (*_MEANT.get(_name, ()), _setting)
 
 _ELSEWHERE = {
+    "review": "unseen documents have to be unseen; remove the others before the run",
+    "review_count": "unseen documents have to be unseen; remove the others before the run",
     "limit": "the commands take --limit N: the first N documents of each role",
     "max_documents": "the commands take --limit N: the first N documents of each role",
     "api_key": "keys come from the environment variable that key_variable names, SEENSET_API_KEY by default",

@@ -50,6 +50,11 @@ SETTINGS: Mapping[str, str] = {
 }
 """By path, without positions in lists."""
 
+MODULES: Mapping[str, str] = {
+    "cluster.weekly": "kubectl apply -k cluster/kuberay/cronjob starts the week's RayJob by a CronJob",
+}
+"""That python -m ran."""
+
 REASONS: Mapping[str, str] = dict.fromkeys(
     ("options_number", "options_equal", "options_ordered", "options_refer", "rows_equal"),
     "its name is not_permutable, and the message of the document states the cause, which another attempt meets again",
@@ -67,6 +72,7 @@ RETIRED: Mapping[str, Mapping[str, str]] = {
     "column": COLUMNS,
     "command": COMMANDS,
     "detector": DETECTORS,
+    "module": MODULES,
     "option": OPTIONS,
     "reason": REASONS,
     "setting": SETTINGS,

@@ -1,5 +1,7 @@
 """What 0.10 had and 1.0 has not is refused in one line that names what to do instead."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,25 @@ def test_a_retired_command_is_refused_with_what_to_do(
     capsys: pytest.CaptureFixture[str], command: str, instead: str, more: list[str]
 ) -> None:
     assert refusal(capsys, command, *more) == f"seenset: command {command} was removed in 1.0: {instead}\n"
+
+
+@pytest.mark.parametrize(("module", "instead"), RETIRED["module"].items())
+def test_a_retired_module_is_refused_with_what_to_do(module: str, instead: str) -> None:
+    for options in ([], ["-W", "ignore"]):
+        done = subprocess.run(
+            [sys.executable, *options, "-m", module, "apply"],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (2, f"module {module} was removed in 1.0: {instead}\n")
+
+
+@pytest.mark.parametrize("role", ["seen", "audit"])
+@pytest.mark.parametrize("key", ["review", "review_count"])
+def test_a_review_of_other_roles_is_answered_as_that_of_unseen_documents(role: str, key: str) -> None:
+    corpus = {name: {"path": f"{name}.jsonl"} for name in ("audit", "unseen", "seen")}
+    given = {"run": "run", "model": {"path": "model"}, "detectors": ["loss"], "corpus": corpus}
+    line = user_error(build_config, given, [f"corpus.{role}.{key}=1"])
+    assert line == f"unknown key 'corpus.{role}.{key}'; {RETIRED['setting']['corpus.unseen.review']}"
 
 
 @pytest.mark.parametrize(("path", "instead"), RETIRED["setting"].items())
