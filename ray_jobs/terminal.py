@@ -160,7 +160,7 @@ def print_plan(facts: dict[str, Any]) -> None:
     for entry in facts["selections"]:
         mark = "warning: " if entry["outcome"] == "failed" else ""
         head = f"selection {entry['name']} ({entry['procedure']}, {entry['direction']}, alpha {entry['alpha']:g}): "
-        screen.lines(f"{head}{mark}{entry['sentence']}")
+        screen.lines(f"{head}{mark}{' '.join(entry[key] for key in ('sentence', 'advice') if key in entry)}")
     expected = next((entry["expected"] for entry in facts["selections"] if "expected" in entry), None)
     if expected is not None:
         from pipeline.answers.verdict_text import expected_text
@@ -262,7 +262,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     for summary in summaries:
         bounded = bound_sentence(summary)
         place = [summary.series.sentence] if summary.series is not None else []
-        for remark in [*place, *summary.remarks, *([bounded] if bounded else [])]:
+        drawn = [summary.smoothed.sentence(summary.n_selected)] if summary.smoothed is not None else []
+        for remark in [*place, *summary.remarks, *([bounded] if bounded else []), *drawn]:
             notes.setdefault(remark, []).append(summary.name)
     for remark, names in notes.items():
         screen.lines(f"{', '.join(names)}: {remark}")

@@ -34,6 +34,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import check_settings, procedure_of
 from pipeline.selection.procedures.td4eval import Weights
+from pipeline.selection.smoothing import IdDigest
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import Output, Placement, Stage
 from pipeline.stages.score import Inputs, Scorer, ScoreSettings, score_schema
@@ -215,6 +216,7 @@ class Selected:
     selected: np.ndarray  # bool, (documents,)
     p_values: np.ndarray  # float64 in (0, 1], (documents,)
     summary: Summary  # the guarantee and its assumption
+    smoothed_p: np.ndarray | None = None  # float64 in (0, 1], (documents,); None: ranks are whole
 
     def __repr__(self) -> str:
         return f"Selected({self.summary.line()})"
@@ -234,6 +236,7 @@ def select(
     delta: float = 0.1,
     lambda_: float | None = None,
     ties: Literal["conservative", "random"] = "conservative",
+    ranks: Literal["whole", "smoothed"] = "whole",
     weights: Weights = "rejections",
     step_up: Literal["bh", "storey"] = "bh",
     reconformal: bool = False,
@@ -257,6 +260,7 @@ def select(
         delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
+        ranks: Whole, or smoothed by numbers that are drawn from the ids alone; without a column doc_id, positions.
         weights: For procedure td4eval: weighting of the detectors.
         step_up: For procedure adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it.
         reconformal: For procedure td4eval: rank the fused statistic again.
@@ -264,8 +268,8 @@ def select(
         seed: Seed of ties, splits and weights.
 
     Returns:
-        The selection, the p-values and the summary. With scores alone most checks cannot be made; `UnsupportedWarning`
-        if a check contradicts the guarantee.
+        The selection, the p-values of whole ranks, the summary, and with smoothed ranks the smoothed p-values. With
+        scores alone most checks cannot be made; `UnsupportedWarning` if a check contradicts the guarantee.
 
     Raises:
         UserError: an unknown column, procedure or setting, or missing documents.
@@ -283,8 +287,8 @@ def select(
     settings = {
         "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
         "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "delta": delta,
-        "lambda": lambda_, "ties": ties, "weights": weights, "step_up": step_up, "reconformal": reconformal,
-        "confidence": confidence,
+        "lambda": lambda_, "ties": ties, "ranks": ranks, "weights": weights, "step_up": step_up,
+        "reconformal": reconformal, "confidence": confidence,
     }  # fmt: skip
     selection = build(SelectionConfig, settings)
     check_settings(selection, "seenset.select")
@@ -301,18 +305,26 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     ends = np.cumsum([len(table) for table in kept.values()])
     roles = {role: np.arange(end - len(table), end) for (role, table), end in zip(kept.items(), ends, strict=True)}
     everything = pa.concat_tables(kept.values(), promote_options="default")
+    role = NULL_ROLE[selection.direction]
+    ids = [name for one in ("audit", role) if one in tables for name in map(str, tables[one]["doc_id"].to_pylist())]
     groups = everything["group"].combine_chunks() if "group" in everything.column_names else None
     documents = Scores(
         {column: everything[column].to_numpy() for column in selection.detectors},
         np.array([id_key(name) for name in everything["doc_id"].to_pylist()], dtype=np.int64),
         groups,
+        key=IdDigest.of(np.array([id_key(name) for name in ids], dtype=np.int64)).key(),
     )
     audited = where["audit"]
     quarantined = int((~audited).sum())
     (verdict,) = answer_all([selection], documents, roles, quarantined, seed)
     selected, p_values = np.zeros(audited.size, dtype=bool), np.ones(audited.size)
     selected[audited], p_values[audited] = verdict.selected, verdict.p
-    role = NULL_ROLE[selection.direction]
+    smoothed = None
+    if verdict.answer.smoothing is not None:
+        smoothed = np.ones(audited.size)
+        batch = documents.batch(roles["audit"], selection)
+        columns = verdict.answer.smoothing.columns(verdict.answer.smoothing.rank(batch), batch.keys)
+        smoothed[audited] = columns["smoothed_p"]
     calibrating = roles.get(role, np.empty(0, dtype=np.int64))[verdict.calibrating]
     sizes = [
         NO_GROUPS if groups is None else GroupSizes.of_names(groups.take(pa.array(places)))
@@ -321,7 +333,7 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     offers: frozenset[Need] = frozenset({"known"})
     facts = AnswerFacts(selection=selection, answer=verdict.answer, offers=offers, groups=(sizes[0], sizes[1]))
     summary = make_summary(facts, int(selected.sum()), quarantined)
-    return Selected(selected, p_values, summary)
+    return Selected(selected, p_values, summary, smoothed)
 
 
 def _as_table(value: Any, role: Role) -> pa.Table:

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.answers.collection_test import version_part
 from pipeline.answers.selected import (
+    SMOOTHED,
     STRENGTH,
     GroupTally,
     ScoreHistogram,
@@ -42,6 +44,8 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
+from pipeline.corpus.documents import id_key
+from pipeline.corpus.reasons import Reason
 from pipeline.errors import FileError, UserError
 from pipeline.models.devices import give_back
 from pipeline.results.history import HISTORY_FILE, Command, note_answers
@@ -74,6 +78,7 @@ from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, Sel
 from pipeline.selection.procedures import procedure_of
 from pipeline.selection.procedures.versions import answer_versions
 from pipeline.selection.schedule import Level, Slot
+from pipeline.selection.smoothing import IdDigest, model_key
 from pipeline.stages.events import VERSIONS
 from pipeline.store.files import Store
 from pipeline.store.receipts import Receipt, read_filed
@@ -228,9 +233,29 @@ def _tasks(
     for selection in config.selections:
         role = NULL_ROLE[selection.direction]
         tests, keep = (overlaps[role], blind_tests[role]), overlaps[role].keep
+        key = b"" if selection.ranks == "whole" else _draw_key(config, scored, role, each)
         blocks = SelectionBlocks.of(scored, selection, (documents["audit"], documents[role]), keep, config.seed)
-        tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, blocks))
+        tasks.append(_SelectionTask(config, selection, scored, *tests, span, limit, texts, blocks, key=key))
     return tasks, documents
+
+
+def _draw_key(config: AuditConfig, scored: Scored, role: Role, each: ShardMap) -> bytes:
+    """The key of the draws of smoothed ranks: of the audited model, or where its content is unknown, of all ids.
+
+    These are of the audited documents, also those without scores, and of the scored ones of the null role.
+    """
+    if isinstance(config.model, ModelConfig):
+        return model_key(scored.receipts[0].fingerprint["model"])
+
+    def read_ids(receipt: Receipt) -> IdDigest:
+        digest = IdDigest.of(scored.table(receipt, ["id_key"])["id_key"].to_numpy())
+        if receipt.role != "audit" or receipt.quarantine is None:
+            return digest
+        rows = read_filed(scored.store, receipt, ["doc_id", "reason"], receipt.quarantine)
+        distinct = rows.filter(pc.not_equal(rows["reason"], Reason.DUPLICATE_ID))["doc_id"].to_pylist()
+        return digest + IdDigest.of(np.array([id_key(name) for name in distinct], dtype=np.int64))
+
+    return sum(each([*scored.of("audit"), *scored.of(role)], read_ids), IdDigest()).key()
 
 
 def _columns(selections: Sequence[SelectionConfig]) -> list[str]:  # score columns
@@ -305,6 +330,7 @@ class _SelectionTask:
     blocks: SelectionBlocks | None = None  # None: documents have versions
     slot: Slot | None = None  # for a scan of a schedule
     draws: VersionDraws | None = None  # of documents with versions
+    key: bytes = b""  # of the draws of smoothed ranks
 
     @property
     def folder(self) -> str:
@@ -365,7 +391,7 @@ class _SelectionTask:
         others = self.scored.batches(sought, self.selection.detectors, self.grouped) if needed else EMPTY
         level = Level.of(self.selection, self.slot)
         dependence = None if self.blocks is None else self.blocks.dependence
-        inputs = self.config.seed, self.known(), others, self.quarantined, dependence
+        inputs = self.config.seed, self.known(), others, self.quarantined, dependence, self.key
         return answer(SelectionInput(self.selection, level, *inputs))
 
     @property
@@ -394,7 +420,9 @@ class _SelectionTask:
     def ordered(self, part: ShardAnswer) -> ShardAnswer:
         """The verdicts on a shard with the columns of `selected.parquet`, in their order, and the sort columns."""
         shown = ["excerpt"] if self.texts else []
-        order = ["doc_id", "p_value", *self.selection.detectors, "source", "row", "text_key", *shown, *STRENGTH]
+        drawn = SMOOTHED if self.selection.ranks == "smoothed" else ()
+        first = ["doc_id", "p_value", *drawn, *self.selection.detectors]
+        order = [*first, "source", "row", "text_key", *shown, *STRENGTH]
         return replace(part, selected=part.selected.select(order))
 
     def summarise(self, answer: Answer, total: Total, documents: Mapping[Role, RoleDocuments]) -> Summary:

@@ -31,6 +31,9 @@ MOST_GROUPS = 1000
 STRENGTH = ("_fused", "_score")
 """Sort columns that `with_strength` appends; they are not written to files."""
 
+SMOOTHED = ("conformal_rank", "rank_draw", "smoothed_p")
+"""Columns of the selected documents of a selection by smoothed ranks: k, u with U = (u + 1/2) / 2^64, and p."""
+
 ORDER = ("p_value", *STRENGTH, "source", "row")
 """Columns by which selected documents are sorted, the smallest p-value first; source and row identify a document."""
 
@@ -55,7 +58,7 @@ class GroupCounts(Record):
 
 
 def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, quarantined: int) -> AlphaCurve | None:
-    """The curve of an answer; None where p-values do not decide, or themselves depend on alpha.
+    """The curve of an answer; None where p-values do not decide, themselves depend on alpha, or are smoothed.
 
     Args:
         selection: the question.
@@ -64,7 +67,7 @@ def alpha_curve(selection: SelectionConfig, answer: Answer, n_selected: int, qua
         quarantined: number of audited documents without a score, which are never selected.
     """
     counts = answer.counts
-    if counts is None:
+    if counts is None or answer.smoothing is not None:  # the list of each alpha would need its own reading
         return None
     bounds = None if answer.bound is None else bounds_of_lists(counts, selection.exact_confidence)
     procedure = procedure_of(selection.procedure)
@@ -130,7 +133,9 @@ class GroupTally:
 def with_strength(
     rows: pa.Table, selection: SelectionConfig, answer: Answer, batch: RoleScores, selected: np.ndarray
 ) -> pa.Table:
-    """Append the columns `STRENGTH`: the ascending order of documents with equal p-values, most member-like first.
+    """Append the columns `STRENGTH`, and `SMOOTHED` where ranks are.
+
+    `STRENGTH` is the ascending order of documents with equal p-values, most member-like first.
 
     `_fused` is the fused score of all detectors where the procedure has one (td4eval: its fused statistic; adadetect:
     its discriminant), otherwise 0. `_score` is the score of the detector with the largest weight (the first of equal
@@ -144,12 +149,16 @@ def with_strength(
         batch: the documents of the shard.
         selected: bool, (documents,), whether each is selected.
     """
-    batch = RoleScores(batch.matrix[selected], None, batch.keys[selected])
+    groups = None if batch.groups is None else batch.groups.filter(pa.array(selected))
+    batch = RoleScores(batch.matrix[selected], groups, batch.keys[selected])
     column = int(np.argmax(answer.weights)) if answer.weights else 0
     sign = -1.0 if selection.direction == "members" else 1.0
     fused = np.zeros(len(rows)) if answer.fused is None else -np.asarray(answer.fused(batch), np.float64)
     for name, values in zip(STRENGTH, (fused, sign * batch.matrix[:, column]), strict=True):
         rows = rows.append_column(name, pa.array(values + 0.0))  # never -0.0
+    drawn = {} if answer.smoothing is None else answer.smoothing.columns(answer.smoothing.rank(batch), batch.keys)
+    for name, values in drawn.items():
+        rows = rows.append_column(name, pa.array(values))
     return rows
 
 
@@ -242,7 +251,8 @@ class Total:
     @classmethod
     def like(cls, part: ShardAnswer) -> Total:
         """An empty total in the shape of a part."""
-        rows = SortedRows(part.selected.schema, ORDER)
+        first = ["smoothed_p"] if "smoothed_p" in part.selected.schema.names else []
+        rows = SortedRows(part.selected.schema, (*first, *ORDER))
         return cls(rows, np.zeros_like(part.ranks), np.zeros_like(part.histogram), GroupTally(), {})
 
     def add(self, part: ShardAnswer) -> None:

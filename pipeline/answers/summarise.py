@@ -9,6 +9,7 @@ from pipeline.checks.registry import Conclusion, make_checks, next_step
 from pipeline.config.audit import AuditConfig
 from pipeline.config.selection import SeriesConfig
 from pipeline.results.summary import SeriesPlace, Summary
+from pipeline.run.conclusion import SmoothedRanks
 from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
 from pipeline.selection.schedule import Slot
 
@@ -32,7 +33,9 @@ def make_summary(
     selection, answer = facts.selection, facts.answer
     diagnostics = make_checks(facts, stated)
     scored = answer.m - n_quarantined  # maximum length of a list: a strict answer may reach p = 1
-    fewest, _ = answer.resolution(answer.m)
+    fewest, smoothed = answer.resolution(answer.m)[0], None
+    if answer.smoothing is not None:  # a single document can have any p-value
+        fewest, smoothed = 1, SmoothedRanks(n_whole=answer.smoothing.n_whole, others=answer.smoothing.others)
     made = Summary(
         name=selection.name,
         procedure=selection.procedure,
@@ -57,6 +60,7 @@ def make_summary(
         minimum_selectable=fewest,
         strict=replace(answer.strict, n_selected=min(answer.strict.n_selected, scored)),
         details=answer.details,
+        smoothed=smoothed,
         diagnostics=diagnostics,
         limit=limit,
         bound=answer.bound,

@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.answers.collection import MOST_DOCUMENTS, Collection, depends
@@ -35,9 +36,11 @@ from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes, NearDupli
 from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.checks.registry import CHECK_NAMED, Conclusion
 from pipeline.config.corpus import ROLES, Role
+from pipeline.config.models import ModelConfig
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import id_key
+from pipeline.corpus.reasons import Reason
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
 from pipeline.results.summary import Summary
@@ -47,6 +50,7 @@ from pipeline.selection.collection import joined_blocks
 from pipeline.selection.engine import LATE, Scores, Verdict, answer_all
 from pipeline.selection.procedures import check_known
 from pipeline.selection.schedule import Slot, alpha_share
+from pipeline.selection.smoothing import IdDigest, model_key
 from pipeline.stages.events import FEATURES
 
 Finding = Literal["holds", "stated", "refuted"]
@@ -214,10 +218,20 @@ class _Bundle:
         quarantined = self.audit.size - self.roles["audit"].size
         if self.versions is not None:
             return self.versions.answer(selection, quarantined)
-        role = NULL_ROLE[selection.direction]
+        role, scores = NULL_ROLE[selection.direction], self.scores
+        if selection.ranks != "whole":
+            scores = replace(scores, key=self._draw_key(role))
         roles = {**self.roles, role: self._calibrating(role)}
-        (recomputed,) = answer_all([selection], self.scores, roles, quarantined, self.manifest.config.seed, slot)
+        (recomputed,) = answer_all([selection], scores, roles, quarantined, self.manifest.config.seed, slot)
         return recomputed
+
+    def _draw_key(self, role: Role) -> bytes:
+        """The key of the draws of smoothed ranks, as the run derives it."""
+        if isinstance(self.manifest.config.model, ModelConfig):
+            return model_key(str(self.manifest.fingerprint["model"]))
+        distinct = pc.fill_null(pc.not_equal(self.documents["reason"].cast(pa.string()), Reason.DUPLICATE_ID), True)
+        audited = self.audit[distinct.to_numpy()[self.audit]]
+        return IdDigest.of(self.scores.keys[np.concatenate([audited, self.roles[role]])]).key()
 
     def check_commitment(self, commitment: Mapping[str, Any] | None) -> Iterator[Checked]:
         """Recompute the root from the indices and the salted digests of the versions."""

@@ -17,6 +17,7 @@ from pipeline.selection.bounds import fewest_in_list
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import PLAIN, Basis
 from pipeline.selection.guarantees import Outcome
+from pipeline.selection.procedures import why_whole
 from pipeline.selection.procedures.record import Options, Procedure, Rule, applied_to, procedure_of
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.version_scores import EXPECTED
@@ -108,6 +109,27 @@ def shortest_list(given: ResolutionFacts, needed: int, outcome: Outcome, enough:
     if outcome == Outcome.FAILED:
         text = f"{given}, nothing can be selected: the shortest possible list would have {documents(needed)}."
     return text if outcome == Outcome.PASSED or enough is None else f"{text}{given.for_a_hundredth(enough)}."
+
+
+def shortest_smoothed(given: ResolutionFacts, whole: int) -> str:
+    """States that smoothed ranks have no shortest list, and the probability of a short one.
+
+    If J documents are beyond all calibration documents, their p-values are U / (n + 1), and some of them are selected
+    if the j-th smallest U is at most j / K for some j, K the length of the shortest list of whole ranks. That has the
+    probability J / K (Simes 1986), and other documents can only add to it.
+
+    Args:
+        given: the documents.
+        whole: length of the shortest list of whole ranks.
+    """
+    few = max(1, whole // 2)
+    chance = min(1.0, few / whole)
+    beyond = "above" if given.role == "unseen" else "below"
+    return (
+        f"{given}, the shortest possible list of whole ranks has {documents(whole)}; smoothed ranks have none: if "
+        f"{documents(few)} {'scores' if few == 1 else 'score'} {beyond} every {given.role} document, some of them are "
+        f"selected with a probability of at least {chance:.3g}."
+    )
 
 
 def shortest_list_by_share(given: ResolutionFacts, lengths: tuple[int, int, int], outcome: Outcome, enough: int) -> str:
@@ -206,10 +228,31 @@ def planned_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
     }
 
 
+FEW_TO_CALIBRATE = 300
+"""Calibration documents below which `plan` recommends smoothed ranks."""
+
+
+def smoothing_advice(selection: SelectionConfig, n: int, needed: int) -> str | None:
+    """Recommends smoothed ranks for a selection by whole ranks; None where they gain or prove nothing.
+
+    Args:
+        selection: the selection.
+        n: number of calibration documents.
+        needed: length of the shortest list.
+    """
+    few = n < FEW_TO_CALIBRATE and needed > 1
+    if selection.ranks != "whole" or not few or why_whole(selection) is not None:
+        return None
+    return (
+        "With ranks: smoothed there is no shortest list, at the same guarantee: recommended below "
+        f"{FEW_TO_CALIBRATE} calibration documents."
+    )
+
+
 def planned_resolution(
-    selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool
+    selection: SelectionConfig, m: int, calibration: Mapping[str, int], at_most: bool, series: bool = False
 ) -> dict[str, Any]:
-    """The smallest possible selection of m documents, for a share of nulls of 1."""
+    """The smallest possible selection of m documents, for a share of nulls of 1; `series`: it is of a scan."""
     facts = {key: getattr(selection, key) for key in ("name", "procedure", "direction", "alpha")}
     alpha, hundredth = selection.exact_alpha, max(1, m // 100)
     chosen, calibrated = procedure_of(selection.procedure), calibration_of(selection.calibration)
@@ -221,20 +264,27 @@ def planned_resolution(
     procedure, halved = applied_to(selection, known_members=calibration.get(sought, 0) > 0)
     rule = Rule(procedure, alpha, calibrated.delta(selection), halved, selection.exact_lambda)
     known = calibration[role]
+    n = rule.calibrating(known)
     if chosen.per_list:
         figures = resolution(known, m, fewest_in_list(known, m, alpha, selection.exact_confidence), None, role, PLAIN)
     else:
-        n, needed = rule.calibrating(known), fewest_selectable(rule, known, m)
+        needed = fewest_selectable(rule, known, m)
         enough = known_needed(rule, m, hundredth)
         basis = Basis(rule.halved, grouped=calibrated.grouped, one_of_each=selection.calibrate != "all")
         figures = resolution(n, m, needed, enough, role, basis)
-        if rule.procedure.estimates:
+        if selection.ranks != "whole":
+            sentence = shortest_smoothed(ResolutionFacts(n, m, role, basis), needed)
+            figures |= {"sentence": sentence, "outcome": Outcome.PASSED, "minimum_selectable": 1}
+            figures["calibration_for_1_percent"] = None
+        elif rule.procedure.estimates:
             figures |= _by_share(rule, known, m, figures, role, basis)
         elif not chosen.built_in:
             given = ResolutionFacts(n, m, role, PLAIN)
             sentence = shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "outcome": Outcome.INCONCLUSIVE}
-    return {**facts, **figures, "sentence": before_pass(figures["sentence"], at_most)}
+    advice = None if series else smoothing_advice(selection, n, figures["minimum_selectable"])
+    figures |= {"sentence": before_pass(figures["sentence"], at_most)} | ({} if advice is None else {"advice": advice})
+    return {**facts, **figures}
 
 
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:
@@ -258,12 +308,21 @@ def resolution_diagnostic(facts: AnswerFacts) -> ResolutionDiagnostic:
     """The shortest possible list of an answer."""
     answer = facts.answer
     fewest, enough = answer.resolution(answer.m)
+    if answer.smoothing is not None:
+        given = ResolutionFacts(answer.n_calibration, answer.m, facts.role, answer.basis)
+        return ResolutionDiagnostic(
+            minimum_selectable=1,
+            calibration_for_1_percent=None,
+            outcome=Outcome.PASSED,
+            sentence=shortest_smoothed(given, fewest),
+        )
     needed = None if answer.basis.sentence else enough
     return ResolutionDiagnostic(**resolution(answer.n_calibration, answer.m, fewest, needed, facts.role, answer.basis))
 
 
 def _brief(diagnostic: ResolutionDiagnostic, summary: SelectionResult) -> str:
-    if "versions" in summary.details or procedure_of(summary.procedure).fewest is not None:
+    signed = procedure_of(summary.procedure).fewest is not None
+    if summary.smoothed is not None or "versions" in summary.details or signed:
         return first_sentence(diagnostic, summary)
     return f"With {documents(summary.n_calibration)} for calibration {shortest(summary)}."
 

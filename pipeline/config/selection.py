@@ -70,6 +70,12 @@ class SelectionConfig(Section):
     ties: Literal["conservative", "random"] = Field(
         "conservative", description="Equal scores count against selection, or are ordered by a hash of the id."
     )
+    ranks: Literal["whole", "smoothed"] = Field(
+        "whole",
+        exclude_if=lambda kind: kind == "whole",  # so that questions of earlier versions stay the same
+        description="Smoothed: p-values take all values below those of whole ranks, by a number drawn from the model "
+        "and the id; short lists of few calibration documents gain most.",
+    )
     weights: Literal["rejections", "equal", "random", "max"] = Field(
         "rejections", description="How td4eval weighs the detectors."
     )

@@ -106,6 +106,9 @@ COLUMNS = frozenset(
         "source",
         "excerpt",
         "problem",
+        "conformal_rank",
+        "rank_draw",
+        "smoothed_p",
     ]
 )
 """Other columns of score files, which are invalid names of detectors."""

@@ -157,6 +157,8 @@ def _check_selection_kind(selection: SelectionConfig, kind: InputKind, where: st
     procedure, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
     check_offered(f"{where}: procedure {procedure.name}", procedure.needs, kind, _procedures_for)
     check_offered(f"{where}: calibration {calibration.name}", calibration.needs, kind, _calibrations_for)
+    if selection.ranks != "whole":
+        check_offered(f"{where}: ranks smoothed", [Capability.SINGLE], kind, lambda _: "take ranks whole")
     if selection.direction != "members":
         needs = [Capability.SINGLE]
         check_offered(f"{where}: direction {selection.direction}", needs, kind, lambda _: "take direction members")

@@ -47,7 +47,8 @@ def outlooks(
     made = []
     for selection in config.selections:
         fewer = at_most or (selection.calibrate != "all" and not whole)
-        made.append(planned_resolution(selection, m, _calibrating(selection, calibration, blocks or {}), fewer))
+        known = _calibrating(selection, calibration, blocks or {})
+        made.append(planned_resolution(selection, m, known, fewer, config.series is not None))
     return made
 
 

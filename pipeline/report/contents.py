@@ -91,6 +91,16 @@ class SelectedDocument(Record):
 
     doc_id: str = Field(description="Its id.")
     p_value: float = Field(description="P-value in (0, 1]: how often calibration documents have evidence as strong.")
+    conformal_rank: int | None = Field(
+        None,
+        exclude_if=lambda rank: rank is None,
+        description="Its rank among the calibration documents, from 1; left out where ranks are whole.",
+    )
+    smoothed_p: float | None = Field(
+        None,
+        exclude_if=lambda p: p is None,
+        description="Its p-value by the smoothed rank, which decided; left out where ranks are whole.",
+    )
     scores: dict[str, float | None] = Field(description="Its scores by detector; null where not finite.")
     source: str = Field(description="The input that contains it.")
     row: int = Field(description="Its row in the input, from 0.")

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.answers.selected import AlphaCurve, GroupCounts, ScoreHistogram
+from pipeline.answers.selected import SMOOTHED, AlphaCurve, GroupCounts, ScoreHistogram
 from pipeline.answers.verdict import CollectionVerdict, read_verdict
 from pipeline.config.corpus import ROLES
 from pipeline.config.selection import HISTORY
@@ -36,7 +36,7 @@ R = TypeVar("R", bound=Record)
 LISTED = 50
 CHUNK = 500  # rows that are read, and parsed by the browser, at a time
 EXAMPLES = 20
-NOT_SCORES = {"doc_id", "p_value", "source", "row", "text_key", "group", "role", "selected", "excerpt"}
+NOT_SCORES = {"doc_id", "p_value", "source", "row", "text_key", "group", "role", "selected", "excerpt", *SMOOTHED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,8 @@ def _document(row: dict[str, Any]) -> SelectedDocument:
     return SelectedDocument(
         doc_id=str(row["doc_id"]),
         p_value=float(row["p_value"]),
+        conformal_rank=row.get("conformal_rank"),
+        smoothed_p=row.get("smoothed_p"),
         scores={name: finite(value) for name, value in scores.items()},
         source=str(row["source"]),
         row=int(row["row"]),

@@ -48,7 +48,8 @@ def draw_figures(selection: SelectionFacts) -> list[FigureImage]:
         figures.append(_version_ranks_figure(selection, selection.ranks, versions))
     elif selection.ranks is not None:
         figures.append(_p_value_figure(selection, selection.ranks))
-        figures.append(_quantile_figure(selection, selection.ranks))
+        if summary.smoothed is None:  # whole ranks, which it shows, do not decide
+            figures.append(_quantile_figure(selection, selection.ranks))
     if selection.alphas is not None:
         figures.append(_alpha_figure(selection, selection.alphas))
     if selection.groups is not None and len(selection.groups.n_scored) > 1:

@@ -195,6 +195,8 @@ def _cautions(summary: Summary) -> list[str]:
     cautions, blind = [], summary.diagnostics.result(BlindDiagnostic)
     if (summary.n_selected or summary.bound) and blind.outcome == Outcome.INCONCLUSIVE:
         cautions.append(untested_note(blind))
+    if summary.smoothed is not None:
+        cautions.append(summary.smoothed.sentence(summary.n_selected))
     if summary.n_quarantined:
         as_one = "counts as a hypothesis" if summary.n_quarantined == 1 else "count as hypotheses"
         cautions.append(

@@ -8,10 +8,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.selection import Direction
-from pipeline.run.conclusion_text import CONTRADICTED, UNCHECKED, UNCONFIRMED
+from pipeline.run.conclusion_text import CONTRADICTED, UNCHECKED, UNCONFIRMED, smoothed_ranks
 from pipeline.run.records import Record, VersionedRecord
 from pipeline.selection.bounds import Bound
 from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
+from pipeline.selection.smoothing import OtherDraws
 
 STYLES: dict[ConclusionValue, str] = {
     ConclusionValue.SUPPORTED: "green",
@@ -98,6 +99,20 @@ class Bounded(Concluded):
         return {**value, "bound": None, "bound_withheld": CONTRADICTED}
 
 
+class SmoothedRanks(Record):
+    """How the list of a selection by smoothed ranks depends on the numbers that are drawn from the run."""
+
+    n_whole: int = Field(description="Documents that the same procedure selects with whole ranks.")
+    others: OtherDraws | None = Field(
+        description="Lists of the same ranks under 20 other draws; null where too many documents of different groups "
+        "are near the limit."
+    )
+
+    def sentence(self, n_selected: int) -> str:
+        """That the list of `n_selected` documents depends on a draw, and by how much."""
+        return smoothed_ranks(n_selected, self.n_whole, self.others)
+
+
 class SelectionResult(Bounded, VersionedRecord):
     """The result of one selection; `Summary` adds the checks, whose sentences read this part."""
 
@@ -120,7 +135,8 @@ class SelectionResult(Bounded, VersionedRecord):
     )
     n_selected: int = Field(description="Documents selected.")
     threshold: float | None = Field(
-        description="The largest p-value selected; null where nothing is, or where p-values do not decide."
+        description="The largest p-value selected; null where nothing is, or where p-values do not decide. With "
+        "smoothed ranks, the limit of the smoothed p-values that are selected."
     )
     null_proportion: float = Field(
         description="Share of the audited documents taken to be nulls: non-members (with direction clean, members); in "
@@ -149,3 +165,8 @@ class SelectionResult(Bounded, VersionedRecord):
         description="The answer of a procedure with a finite-sample guarantee: this one if it has it."
     )
     details: dict[str, float] = Field(description="Further numbers of the procedure, by name.")
+    smoothed: SmoothedRanks | None = Field(
+        None,
+        exclude_if=lambda ranks: ranks is None,
+        description="How the list depends on the numbers that smooth the ranks; left out where ranks are whole.",
+    )

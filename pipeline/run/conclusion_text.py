@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.selection.guarantees import ConclusionValue
+from pipeline.selection.smoothing import OtherDraws
 
 CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
 """Why an answer that a check contradicts has no bound."""
@@ -79,3 +80,26 @@ def scan(slot: int, horizon: int | None, level: float) -> str:
 def part_of_schedule(place: str, alpha: float) -> str:
     """The place of a scan, from `scan`, and its schedule."""
     return f"{place} of alpha {alpha:g}"
+
+
+def smoothed_ranks(n_selected: int, n_whole: int, others: OtherDraws | None) -> str:
+    """That a list by smoothed ranks depends on a draw, and how much.
+
+    Args:
+        n_selected: documents of the list.
+        n_whole: documents that whole ranks select.
+        others: lists under other draws; None: not known.
+    """
+    text = (
+        "Ranks are smoothed: the list depends on a number that is drawn for each document from the model and its id. "
+        f"Whole ranks, which draw nothing, select {n_whole:,}."
+    )
+    if others is None:
+        return text
+    draws, fewest, most = len(others.n_selected), min(others.n_selected), max(others.n_selected)
+    lists = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    entered, left = (sum(counts) / draws for counts in (others.entered, others.left))
+    return (
+        f"{text} Under {draws} other draws the list has {lists} documents: on average {entered:,.1f} enter it, and "
+        f"{left:,.1f} of these {n_selected:,} leave it."
+    )

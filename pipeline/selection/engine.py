@@ -24,6 +24,7 @@ from pipeline.selection.folds import EMPTY, Answer, Fold, Query, RoleScores, Sel
 from pipeline.selection.procedures import procedure_of, why_unbounded
 from pipeline.selection.ranked import ranked
 from pipeline.selection.schedule import Level, Slot
+from pipeline.selection.smoothing import IdDigest
 from pipeline.wording import percentage
 
 
@@ -43,6 +44,8 @@ def answer(question: SelectionInput) -> Query[Answer]:
     counts, rank = decided.counts, decided.rank
     if counts is not None and why_unbounded(selection) is None:
         unlisted = quarantined if rank == counts.grid.size else 0  # they have no score and are never on the list
+        if decided.smoothing is not None:  # the bound of all documents at the ranks of the list
+            unlisted = counts.at_most(rank) - decided.smoothing.n_selected
         decided = replace(decided, bound=wrong_in_list(counts, rank, level.confidence, unlisted))
     return in_slot(decided, level, selection)
 
@@ -58,6 +61,8 @@ def refuse_uncovered(selection: SelectionConfig) -> None:
             f"selection {selection.name}: series does not cover calibration conditional, which may fail for a share "
             "delta of calibration sets in every scan anew; use calibration: pooled"
         )
+    if selection.ranks != "whole":
+        raise UserError(f"selection {selection.name}: series does not cover ranks: smoothed; use ranks: whole")
 
 
 def in_slot(answer: Answer, level: Level, selection: SelectionConfig) -> Answer:
@@ -107,6 +112,7 @@ class Scores:
     family: np.ndarray | None = None
     """int64, (documents,): equal for near-duplicates of one role; NONE for a document that was not compared with the
     others. None: no documents are near-duplicates."""
+    key: bytes | None = None  # of the draws of smoothed ranks; None: from the ids of both roles
 
     @property
     def group_numbers(self) -> np.ndarray:
@@ -123,6 +129,10 @@ class Scores:
         if self.groups is not None and calibration_of(selection.calibration).grouped:
             groups = pa.chunked_array([self.groups.take(pa.array(positions))])
         return RoleScores(matrix, groups, self.keys[positions])
+
+    def drawing(self, *roles: np.ndarray) -> bytes:
+        """The key of the draws of smoothed ranks, for roles at some positions."""
+        return IdDigest.of(self.keys[np.concatenate(roles)]).key() if self.key is None else self.key
 
     def related(self, positions: np.ndarray, groups: np.ndarray) -> Related:
         """What makes the documents at some positions depend on one another; `groups` are `group_numbers`."""
@@ -185,7 +195,8 @@ def answer_all(
             place[compared] = audited.places(blocks.audited, seed)
         batches.append(replace(batch("audit", selection), place=place))
         others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else EMPTY
-        inputs = seed, batch(role, selection, kept), others, quarantined, dependence
+        drawing = b"" if selection.ranks == "whole" else scores.drawing(roles["audit"], roles.get(role, none))
+        inputs = seed, batch(role, selection, kept), others, quarantined, dependence, drawing
         queries.append(answer(SelectionInput(selection, Level.of(selection, slot), *inputs)))
         calibrating.append(kept)
 

@@ -19,6 +19,7 @@ from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts, tie_draws
 from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
 from pipeline.selection.schedule import Level
+from pipeline.selection.smoothing import Smoothing
 from pipeline.selection.version_scores import VersionPart
 
 Judge = Callable[["RoleScores"], tuple[np.ndarray, np.ndarray]]
@@ -56,6 +57,7 @@ class SelectionInput:
     others: RoleScores  # documents that are known not to be nulls; may be empty
     quarantined: int  # audit documents without scores; hypotheses at p = 1
     dependence: Dependence | None = None  # of documents on one another; None: they are independent
+    key: bytes = b""  # of the draws of smoothed ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Answer:
     """The score combined from several detectors that ranks documents: float64, (documents,), higher is more evidence
     against the null."""
     versions: int | None = None  # maximum number per document; None if documents have no versions
+    smoothing: Smoothing | None = None  # of smoothed ranks; None: ranks are whole
 
     @property
     def places(self) -> int:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.calibrations import calibration_of
+from pipeline.selection.calibrations import Ranking, calibration_of
 from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.folds import Answer, Basis, Fold, Judge, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import storey, storey_cut, strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, procedure_of
+from pipeline.selection.smoothed_search import smooth
+from pipeline.selection.smoothing import Smoothing
 from pipeline.selection.step_up import minimum_selectable
 
 MOST_KNOWN = 1 << 62
@@ -43,7 +46,58 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
         decided = yield from deciding(counts)
     else:
         decided = decide(selection.procedure, counts, level.alpha, known, lambda_)
-    return of_decision(decided, counts, partial(judge_ranks, rank, against, decided.rank), question)
+    return (yield from by_ranks(decided, counts, (rank, against), question))
+
+
+def by_ranks(
+    decided: Decision,
+    counts: RankCounts,
+    ranking: Ranking,
+    question: SelectionInput,
+    strict_name: str | None = None,
+    halved: bool = False,
+) -> Query[Answer]:
+    """The answer of a decision from whole ranks, or that of its step-up on smoothed ranks, if the selection has those.
+
+    The share of nulls and the cost of dependence remain those of whole ranks.
+
+    Args:
+        decided: the decision from `counts`.
+        counts: counts of the audit documents.
+        ranking: ranks of a batch, and their grid.
+        question: the selection and its inputs.
+        strict_name: as in `of_decision`.
+        halved: as in `of_decision`.
+    """
+    rank, against = ranking
+    if question.selection.ranks == "whole":
+        judge: Judge = partial(judge_ranks, rank, against, decided.rank)
+        return of_decision(decided, counts, judge, question, strict_name, halved)
+    share = decided.alpha / (counts.m * decided.factor)
+    made = yield from smooth(counts, decided.rank, share, rank, (question.key, question.quarantined))
+    decided = replace(
+        decided,
+        rank=made.last,
+        n_selected=made.n_selected,
+        largest_p=made.limit,
+        assumption=f"{decided.assumption} {SMOOTHED}",
+    )
+    judge = partial(judge_smoothed, made, against)
+    answer = of_decision(decided, counts, judge, question, strict_name, halved)
+    return replace(answer, smoothing=made)
+
+
+SMOOTHED = (
+    "The numbers that smooth the ranks, which are hashes of the model and the ids, are as good as random: they have "
+    "nothing to do with the scores."
+)
+"""The further assumption of smoothed ranks."""
+
+
+def judge_smoothed(made: Smoothing, against: int | Grid, batch: RoleScores) -> tuple[np.ndarray, np.ndarray]:
+    """P-values of the whole ranks of documents, and whether their smoothed p-values are up to the limit."""
+    audit_ranks = made.rank(batch)
+    return p_values(audit_ranks, against), made.judge(audit_ranks, batch.keys)
 
 
 def count_ranks(

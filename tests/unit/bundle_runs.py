@@ -43,6 +43,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"]},
     "ktd": {"procedure": "ktd", "detectors": ["min_k_plus_plus"]},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
+    "smoothed": {"procedure": "storey", "ranks": "smoothed", "alpha": 0.1},
+    "smoothed-groups": {"procedure": "by", "ranks": "smoothed", "calibration": "by_group", "alpha": 0.2},
+    "smoothed-learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "ranks": "smoothed"},
 }
 """Every procedure, calibration and direction."""
 

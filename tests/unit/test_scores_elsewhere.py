@@ -148,6 +148,36 @@ def test_a_document_without_a_finite_score_is_quarantined_and_counts(tmp_path: P
     assert sum(row["p_value"] == 1.0 and row["loss"] is None for row in verdicts(folder, "bh")) == 7
 
 
+def test_smoothed_ranks_of_a_run_are_stated_and_verified_from_its_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = [*rows_of(40), *rows_of(20, "members", 2.5), rows_of(1)[0], {"id": "bad", "loss": None}]
+    smoothed = {"name": "smoothed", "detectors": ["loss"], "procedure": "storey", "alpha": 0.2, "ranks": "smoothed"}
+    whole = {**smoothed, "name": "whole", "ranks": "whole"}
+    given = small(tmp_path, audit, error_budget=0.2, selections=[smoothed, whole], seed=0)
+    folder = run(tmp_path, "run", given)
+    drawn, plain = (summary_in(Store(str(folder)), name) for name in ("smoothed", "whole"))
+    assert drawn.smoothed is not None
+    sentence = drawn.smoothed.sentence(drawn.n_selected)
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert drawn.smoothed.n_whole == plain.n_selected <= drawn.n_selected
+    listed = pq.read_table(folder / "selection/smoothed/selected.parquet")
+    p, rank, u = (listed[name].to_numpy() for name in ("smoothed_p", "conformal_rank", "rank_draw"))
+    assert p == pytest.approx((rank - 1 + (u + 0.5) / 2**64) / 31)
+    assert p.tolist() == sorted(p)
+    assert listed["p_value"].to_numpy() == pytest.approx(rank / 31)
+    assert "bad" not in listed["doc_id"].to_pylist()
+    page = json.loads((folder / "report/report.json").read_text())["selections"][0]
+    assert sentence in page["answer"]["cautions"]
+    assert page["selected"][0]["smoothed_p"] == p[0]
+    assert page["selected"][0]["conformal_rank"] == rank[0]
+    assert ended("pack", folder, tmp_path / "bundle") == 0
+    assert verify_bundle((tmp_path / "bundle").read_bytes(), "bundle").holds
+    seeded = run(tmp_path, "seeded", {**given, "run": str(tmp_path / "seeded"), "seed": 9})
+    again = pq.read_table(seeded / "selection/smoothed/selected.parquet")
+    assert again["rank_draw"].to_pylist() == u.tolist(), "the seed draws nothing"
+
+
 @pytest.mark.parametrize(
     ("above", "higher", "advice"),
     [

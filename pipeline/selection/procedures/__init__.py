@@ -38,6 +38,7 @@ __all__ = [
     "procedure",
     "procedure_of",
     "why_unbounded",
+    "why_whole",
 ]
 
 for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
@@ -168,7 +169,25 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         )
     if chosen.signed and selection.direction != "members":
         raise UserError(f"{where}: procedure {selection.procedure} takes direction members, got {selection.direction}")
+    if selection.ranks != "whole" and (why := why_whole(selection)) is not None:
+        raise UserError(f"{where}: ranks smoothed {why}")
     _check_bound(selection, where)
+
+
+def why_whole(selection: SelectionConfig) -> str | None:
+    """Why there is no proof for smoothed ranks with the other settings of a selection; None if there is one."""
+    chosen = procedure_of(selection.procedure)
+    if calibration_of(selection.calibration).conditional:
+        return f"takes calibration pooled or by_group, got {selection.calibration}"
+    if not chosen.smooths:
+        proved = ", ".join(name for name, one in PROCEDURES.items() if one.smooths)
+        return (
+            f"has no proof for procedure {selection.procedure}; take {proved} (td4eval with reconformal: true), or "
+            "ranks: whole"
+        )
+    if not chosen.is_valid(selection.reconformal):
+        return f"takes procedure {selection.procedure} with reconformal: true, got reconformal: false"
+    return None
 
 
 def _check_bound(selection: SelectionConfig, where: str) -> None:

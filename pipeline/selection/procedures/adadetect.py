@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ from pipeline.selection.procedures.record import (
     decide,
     procedure_of,
 )
-from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision
+from pipeline.selection.ranked import by_ranks, count_ranks
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -197,8 +197,7 @@ def _answer(question: SelectionInput) -> Query[Answer]:
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
     details = {**decided.details, **({} if halved else {"known_members": float(len(others.matrix))})}
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
-    judge = partial(judge_ranks, rank, calibration.size, decided.rank)
-    answer = of_decision(decided, counts, judge, question, "adadetect", halved=halved)
+    answer = yield from by_ranks(decided, counts, (rank, calibration.size), question, "adadetect", halved)
     return replace(answer, fused=lambda batch: learnt.score(batch.matrix))
 
 
@@ -253,6 +252,7 @@ ADADETECT = Procedure(
     inner=_inner,
     several=True,
     learns=True,
+    smooths=True,
     reads_sought=True,
     refuses=ONLY_POOLED,
 )

@@ -46,6 +46,7 @@ BH = Procedure(
     Guarantee("finite-sample", EXCHANGEABLE, f"{_KEPT}. {ON_AVERAGE}"),
     lambda given: bh(given.counts, given.alpha),
     curve=exact_curve,
+    smooths=True,
     versions=BY_STEP_UP,
 )
 BY = Procedure(
@@ -54,6 +55,7 @@ BY = Procedure(
     _by,
     factor=Factor(lambda rule, n, m: harmonic_bound(m)),
     curve=exact_curve,
+    smooths=True,
 )
 EBH = Procedure(
     "ebh",

@@ -141,6 +141,7 @@ STOREY = Procedure(
     factor=Factor(least=lambda rule, n, m: least_storey(rule.grid(n), m, rule.lambda_), uncapped=True),
     curve=exact_curve,
     by_blocks=True,
+    smooths=True,
 )
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0

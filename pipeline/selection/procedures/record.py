@@ -169,6 +169,7 @@ class Procedure:
     several: bool = False  # takes several detectors
     learns: bool = False  # learns its score, so that a document with a lower detector score may be selected
     fuses_p: bool = False  # fuses rounded p-values with weights from the audited documents, unless `reconformal`
+    smooths: bool = False  # keeps its guarantee with smoothed ranks where each of its p-values is valid
     reads_sought: bool = False  # reads documents that are known not to be nulls, if given
     needs_sought: bool = False  # requires them
     fewest: Callable[[Sequence[str], Fraction, int], tuple[int, str]] | None = None

@@ -17,7 +17,7 @@ from pipeline.selection.folds import Answer, Fold, Judge, Query, RoleScores, Sel
 from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
 from pipeline.selection.procedures.bh import BH
 from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
-from pipeline.selection.ranked import count_ranks, judge_ranks, of_decision, resolution_at
+from pipeline.selection.ranked import by_ranks, count_ranks, judge_ranks, resolution_at
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, pattern_value
 
@@ -115,8 +115,8 @@ def _symmetric(question: SelectionInput) -> Query[Answer]:
 
     counts = yield from count_ranks(place, statistics.size, question)
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
-    judge = partial(judge_ranks, place, statistics.size, decided.rank)
-    answer = of_decision(decided, counts, judge, question, "td4eval, reconformal", halved=True)
+    ranking = place, statistics.size
+    answer = yield from by_ranks(decided, counts, ranking, question, "td4eval, reconformal", halved=True)
     return replace(answer, weights=weights.tolist(), fused=lambda batch: statistic(rank(batch), n, weights))
 
 
@@ -162,6 +162,7 @@ TD4EVAL = Procedure(
     inner=_inner,
     several=True,
     fuses_p=True,
+    smooths=True,
     refuses=ONLY_POOLED,
 )
 
