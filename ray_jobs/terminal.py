@@ -249,6 +249,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     if not summaries:
         return
     from pipeline.answers.bounds import bound_sentence
+    from pipeline.answers.summarise import learnt_sentences
     from pipeline.report.brief import next_steps
 
     screen, left_out = console(), list[str]()
@@ -263,6 +264,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         bounded = bound_sentence(summary)
         place = [summary.series.sentence] if summary.series is not None else []
         drawn = [summary.smoothed.sentence(summary.n_selected)] if summary.smoothed is not None else []
+        drawn += learnt_sentences(summary)
         for remark in [*place, *summary.remarks, *([bounded] if bounded else []), *drawn]:
             notes.setdefault(remark, []).append(summary.name)
     for remark, names in notes.items():

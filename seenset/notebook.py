@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -33,6 +34,7 @@ from pipeline.results.summary import Summary
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.engine import Scores, answer_all
 from pipeline.selection.procedures import check_settings, procedure_of
+from pipeline.selection.procedures.adadetect import PoolQuestion
 from pipeline.selection.procedures.td4eval import Weights
 from pipeline.selection.smoothing import IdDigest
 from pipeline.stages import SCORE_FOLDER, SCORING
@@ -239,6 +241,7 @@ def select(
     ranks: Literal["whole", "smoothed"] = "whole",
     weights: Weights = "rejections",
     step_up: Literal["bh", "storey"] = "bh",
+    learn: Literal["split", "pool"] = "split",
     reconformal: bool = False,
     confidence: float = 0.95,
     seed: int = 0,
@@ -263,6 +266,8 @@ def select(
         ranks: Whole, or smoothed by numbers that are drawn from the ids alone; without a column doc_id, positions.
         weights: For procedure td4eval: weighting of the detectors.
         step_up: For procedure adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it.
+        learn: For procedure adadetect without `seen`: learn from half of the calibration documents, or from the
+            unordered pool of all calibration and audited documents.
         reconformal: For procedure td4eval: rank the fused statistic again.
         confidence: Confidence of the bounds of this one list and of all documents (`summary.bound`), in (0, 1).
         seed: Seed of ties, splits and weights.
@@ -287,7 +292,7 @@ def select(
     settings = {
         "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
         "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "delta": delta,
-        "lambda": lambda_, "ties": ties, "ranks": ranks, "weights": weights, "step_up": step_up,
+        "lambda": lambda_, "ties": ties, "ranks": ranks, "weights": weights, "step_up": step_up, "learn": learn,
         "reconformal": reconformal, "confidence": confidence,
     }  # fmt: skip
     selection = build(SelectionConfig, settings)
@@ -333,6 +338,10 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
     offers: frozenset[Need] = frozenset({"known"})
     facts = AnswerFacts(selection=selection, answer=verdict.answer, offers=offers, groups=(sizes[0], sizes[1]))
     summary = make_summary(facts, int(selected.sum()), quarantined)
+    if summary.learn is not None:
+        note = PoolQuestion.of(selection, summary.n_calibration, summary.n_audit).note()
+        if note is not None:
+            warnings.warn(note, UserWarning, stacklevel=3)
     return Selected(selected, p_values, summary, smoothed)
 
 

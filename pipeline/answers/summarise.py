@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 from pipeline.checks.check import AnswerFacts
 from pipeline.checks.registry import Conclusion, make_checks, next_step
@@ -11,7 +12,9 @@ from pipeline.config.selection import SeriesConfig
 from pipeline.results.summary import SeriesPlace, Summary
 from pipeline.run.conclusion import SmoothedRanks
 from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
+from pipeline.selection.procedures.adadetect import PoolQuestion
 from pipeline.selection.schedule import Slot
+from pipeline.wording import listed
 
 
 def make_summary(
@@ -51,6 +54,7 @@ def make_summary(
         null_proportion=answer.null_proportion,
         factor=answer.factor,
         weights=answer.weights,
+        learn="pool" if selection.learn == "pool" and "known_members" not in answer.details else None,
         guarantee=answer.guarantee,
         assumption=answer.assumption,
         promise=answer.promise,
@@ -81,6 +85,24 @@ def summary_in_run(made: Summary, config: AuditConfig, slot: Slot | None) -> Sum
     if config.corpus.scores is not None:
         made = made.model_copy(update={"assumption": elsewhere_assumption(made.assumption)})
     return made
+
+
+def learnt_sentences(summary: Summary) -> list[str]:
+    """What to know of a score that was learnt from the unordered pool; empty for other answers."""
+    if summary.learn is None:
+        return []
+    step_up = "storey" if "lambda" in summary.details else "bh"
+    numbers = summary.n_calibration, summary.n_audit, tuple(summary.detectors), Fraction(repr(summary.alpha)), step_up
+    note = PoolQuestion(*numbers).note()
+    sentences = [] if note is None else [note]
+    if summary.weights:
+        pairs = zip(summary.detectors, summary.weights, strict=True)
+        weights = listed([f"{name} {weight:.2g}" for name, weight in pairs])
+        sentences.append(
+            f"The weights of the detectors ({weights}) were found without knowing which documents are which: in the "
+            "unordered pool of calibration and audited documents."
+        )
+    return sentences
 
 
 def series_place(slot: Slot, series: SeriesConfig) -> SeriesPlace:

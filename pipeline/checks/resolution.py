@@ -18,6 +18,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import PLAIN, Basis
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import why_whole
+from pipeline.selection.procedures.adadetect import PoolQuestion
 from pipeline.selection.procedures.record import Options, Procedure, Rule, applied_to, procedure_of
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.version_scores import EXPECTED
@@ -183,6 +184,7 @@ def applied_in(summary: SelectionResult) -> tuple[Procedure, bool]:
         summary.guarantee == "finite-sample",
         len(summary.detectors),
         "known_members" in summary.details,
+        summary.learn or "split",
     )
     return procedure_of(summary.procedure).applied(options)
 
@@ -283,8 +285,11 @@ def planned_resolution(
             sentence = shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "outcome": Outcome.INCONCLUSIVE}
     advice = None if series else smoothing_advice(selection, n, figures["minimum_selectable"])
-    figures |= {"sentence": before_pass(figures["sentence"], at_most)} | ({} if advice is None else {"advice": advice})
-    return {**facts, **figures}
+    sentence = before_pass(figures["sentence"], at_most)
+    if selection.learn == "pool" and not calibration.get(sought, 0):
+        note = PoolQuestion.of(selection, n, m).note()
+        sentence = sentence if note is None else f"{sentence} {note}"
+    return {**facts, **figures, "sentence": sentence, **({} if advice is None else {"advice": advice})}
 
 
 def _by_share(rule: Rule, known: int, m: int, figures: Mapping[str, Any], role: str, basis: Basis) -> dict[str, Any]:

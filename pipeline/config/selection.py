@@ -82,6 +82,12 @@ class SelectionConfig(Section):
     step_up: Literal["bh", "storey"] = Field(
         "bh", description="For adadetect and td4eval reconformal: the share of nulls is 1, or estimated."
     )
+    learn: Literal["split", "pool"] = Field(
+        "split",
+        exclude_if=lambda source: source == "split",  # so that questions of earlier versions stay the same
+        description="For adadetect without known members: learn from half of the calibration documents, or from the "
+        "unordered pool of all calibration and audited documents.",
+    )
     reconformal: bool = Field(False, description="Rank the fused statistic of td4eval again, valid in finite samples.")
     confidence: Share = Field(0.95, description="Confidence of the bounds on the list and on all audited documents.")
 

@@ -377,10 +377,13 @@ def _weight_figure(selection: SelectionFacts, weights: list[float]) -> FigureIma
         figure.set_figheight(min(figure.get_figheight(), BAR_HEIGHT * len(shown) + 1))
 
     rest = f" {left:,} more are not drawn." if left > 0 else ""
+    counted = "fused statistic"
+    if selection.summary.learn is not None:
+        counted = "score, per unit of its spread, found without knowing which documents are which"
     return draw(
         f"{selection.name}-weights.svg",
         "Weights of the fused detectors",
         f"Weights of {len(pairs):,} detectors: {', '.join(f'{label(name)} {weight:.3g}' for weight, name in shown)}.",
-        f"How much each detector counts in the fused statistic.{rest}",
+        f"How much each detector counts in the {counted}.{rest}",
         paint,
     )

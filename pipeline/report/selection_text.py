@@ -11,6 +11,7 @@ from fractions import Fraction
 from pydantic import JsonValue
 
 from pipeline.answers.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.answers.summarise import learnt_sentences
 from pipeline.checks.blind import differing_clause, untested_note
 from pipeline.checks.dependent_documents import GroupsDiagnostic, NearDuplicatesDiagnostic, what_holds
 from pipeline.checks.diagnostic import BlindDiagnostic
@@ -192,7 +193,7 @@ def _doubts(summary: Summary) -> list[str]:
 
 
 def _cautions(summary: Summary) -> list[str]:
-    cautions, blind = [], summary.diagnostics.result(BlindDiagnostic)
+    cautions, blind = learnt_sentences(summary), summary.diagnostics.result(BlindDiagnostic)
     if (summary.n_selected or summary.bound) and blind.outcome == Outcome.INCONCLUSIVE:
         cautions.append(untested_note(blind))
     if summary.smoothed is not None:

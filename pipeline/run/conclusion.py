@@ -147,6 +147,12 @@ class SelectionResult(Bounded, VersionedRecord):
         "rule."
     )
     weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
+    learn: Literal["pool"] | None = Field(
+        None,
+        exclude_if=lambda source: source is None,
+        description="pool: adadetect learnt its score from the unordered pool of calibration and audited documents; "
+        "left out elsewhere, also where it learnt from half of the calibration documents.",
+    )
     guarantee: GuaranteeKind = Field(
         description="finite-sample: proved for any number of documents; asymptotic: as numbers grow; heuristic: not "
         "proved."

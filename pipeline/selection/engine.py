@@ -79,6 +79,11 @@ _FIXED = (
     "without looking at what earlier scans answered."
 )
 
+_LEARNT = (
+    "Learning from the pool spends nothing of it; the weights are those of this scan, so a document may enter or leave "
+    "a list because they changed."
+)
+
 LATE = (
     "Nothing is guaranteed for this list, nor for all scans of the schedule together with it: its run had answered "
     "before it took its place, so what was asked may have been picked by an answer."
@@ -95,7 +100,8 @@ def _guarantee(answer: Answer, slot: Slot, selection: SelectionConfig) -> str:
         "Over all scans of the schedule together, the expected share of wrong documents among all that this question "
         f"selects is at most {whole}"
     )
-    here = f"{answer.promise} Here alpha is {part}, the part of this scan."
+    learnt = f" {_LEARNT}" if selection.learn == "pool" and answer.weights is not None else ""
+    here = f"{answer.promise} Here alpha is {part}, the part of this scan.{learnt}"
     if procedure_of(selection.procedure).per_list:
         sure = percentage(selection.exact_confidence)
         return f"{here} With {sure} confidence this holds of every scan of the schedule at once, each at its part."

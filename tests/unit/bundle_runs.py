@@ -41,6 +41,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"]},
     "reconformal": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True},
     "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"]},
+    "pooled": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "learn": "pool", "step_up": "storey"},
     "ktd": {"procedure": "ktd", "detectors": ["min_k_plus_plus"]},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
     "smoothed": {"procedure": "storey", "ranks": "smoothed", "alpha": 0.1},

@@ -90,6 +90,7 @@ DEPENDENT: dict[str, dict[str, Any]] = {
     "bounded": {"procedure": "bound"},
     "plain": {"procedure": "bh", "calibrate": "one_per_block"},
     "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey"},
+    "pooled": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey", "learn": "pool"},
     "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True, "step_up": "storey"},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
 }
@@ -119,7 +120,7 @@ def test_answers_that_rest_on_groups_and_near_duplicates_follow_from_the_bundle(
     assert checks["each"]["groups"]["outcome"] == "inconclusive"
     assert summaries["each"]["n_calibration"] < summaries["storey"]["n_calibration"] == 60
     assert summaries["plain"]["details"] == {}
-    for name in ("storey", "each", "learnt", "fused", "clean"):
+    for name in ("storey", "each", "learnt", "pooled", "fused", "clean"):
         assert summaries[name]["details"]["kept"] < 80, name
         assert (
             "of each block (a group, a family of near-duplicates, or what both join)"

@@ -162,6 +162,12 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
             f"{where}: step_up {selection.step_up} is for procedures {' and '.join(fusing)}; "
             f"got procedure {selection.procedure}" + (", which estimates by itself" if estimates else "")
         )
+    if selection.learn != "split" and not chosen.learns:
+        learning = [name for name, one in PROCEDURES.items() if one.learns]
+        raise UserError(
+            f"{where}: learn {selection.learn} is for procedure {' and '.join(learning)}; got procedure "
+            f"{selection.procedure}, which learns no score"
+        )
     if selection.lambda_ is not None and not (estimates or step_up.estimates):
         raise UserError(
             f"{where}: lambda is of Storey's estimate, and procedure {selection.procedure} makes none; take procedure "

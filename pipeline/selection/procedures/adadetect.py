@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Sample, calibrate, halves, ranks
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, ranks
 from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
+from pipeline.selection.pool_score import POOL_SIZE, PoolScore, fit_pool
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
     LastRank,
@@ -24,6 +26,7 @@ from pipeline.selection.procedures.record import (
     procedure_of,
 )
 from pipeline.selection.ranked import by_ranks, count_ranks
+from pipeline.wording import documents
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -178,14 +181,13 @@ _ALSO_GIVEN = (
 
 def _answer(question: SelectionInput) -> Query[Answer]:
     """Learn a score that is invariant when a null document and a calibration document swap places, and rank by it."""
-    selection, seed, known, others = question.selection, question.seed, question.known, question.others
+    selection, seed, known = question.selection, question.seed, question.known
+    n_known = len(question.others.matrix)
+    pooled = selection.learn == "pool" and not n_known
     calibrate(known.first)
-    halved = not len(others.matrix)
+    halved = not (n_known or pooled)
     first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
-    sample = Sample.draw(known.keys[~first], known.matrix[~first], seed)
-    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed))
-    sample = sample if audited is None else sample + audited
-    learnt = fit_score(known.matrix[first], sample.rows) if halved else fit_discriminant(others.matrix, sample.rows)
+    learnt = yield from (_learn_from_pool(question) if pooled else _learn(question, first))
     calibration = calibrate(learnt.score(known.matrix[~first]))
 
     def rank(batch: RoleScores) -> np.ndarray:
@@ -193,12 +195,34 @@ def _answer(question: SelectionInput) -> Query[Answer]:
 
     counts = yield from count_ranks(rank, calibration.size, question)
     inner, _ = applied_to(selection)
-    stated = _guarantee(not halved, inner.estimates)
+    stated = _guarantee(n_known > 0, inner.estimates)
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
-    details = {**decided.details, **({} if halved else {"known_members": float(len(others.matrix))})}
+    details = {**decided.details, **({"known_members": float(n_known)} if n_known else {})}
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
     answer = yield from by_ranks(decided, counts, (rank, calibration.size), question, "adadetect", halved)
+    if isinstance(learnt, PoolScore):
+        answer = replace(answer, weights=learnt.weights.tolist() if learnt.weights.size > 1 else None)
     return replace(answer, fused=lambda batch: learnt.score(batch.matrix))
+
+
+def _learn(question: SelectionInput, first: np.ndarray) -> Query[AdaScore]:
+    """Learn a score from known members, or without any from the calibration documents at `first`, a bool mask."""
+    seed, known, others = question.seed, question.known, question.others
+    sample = Sample.draw(known.keys[~first], known.matrix[~first], seed)
+    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed))
+    sample = sample if audited is None else sample + audited
+    if len(others.matrix):
+        return fit_discriminant(others.matrix, sample.rows)
+    return fit_score(known.matrix[first], sample.rows)
+
+
+def _learn_from_pool(question: SelectionInput) -> Query[PoolScore]:
+    """Learn a score from the unordered pool of calibration and audited documents."""
+    seed, known = question.seed, question.known
+    sign = 1.0 if question.selection.direction == "members" else -1.0
+    sample = Sample.draw(known.keys, known.matrix, seed, POOL_SIZE)
+    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed, POOL_SIZE))
+    return fit_pool((sample if audited is None else sample + audited).rows, sign)
 
 
 def _one_of_each_block(batch: RoleScores) -> tuple[np.ndarray, np.ndarray]:
@@ -236,7 +260,62 @@ def _curve(procedure: Procedure, selection: SelectionConfig, answer: Answer) -> 
 
 
 def _inner(options: Options) -> tuple[Procedure, bool]:
-    return procedure_of(options.step_up), not options.known_members
+    return procedure_of(options.step_up), not (options.known_members or options.learn == "pool")
+
+
+FEW_DOCUMENTS = 10
+"""Calibration documents below which a score learnt from the pool is announced with its expected power."""
+
+_AUDITS, _MOST_AUDITED, _MEMBERS = 20, 200, Fraction(1, 5)
+_HIGHER, _OTHERS = 2.5, 1.0  # shift of made-up members by one detector and by the others, in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQuestion:
+    """What the power of a score learnt from the pool depends on, as far as it is known before scoring."""
+
+    n: int  # calibration documents
+    m: int  # audited documents
+    detectors: tuple[str, ...]
+    alpha: Fraction
+    step_up: str
+
+    @classmethod
+    def of(cls, selection: SelectionConfig, n: int, m: int) -> PoolQuestion:
+        """The numbers of a configured selection."""
+        return cls(n, m, tuple(selection.detectors), selection.exact_alpha, selection.step_up)
+
+    def note(self) -> str | None:
+        """States that one detector teaches nothing, or that too few documents calibrate; None where neither holds."""
+        if len(self.detectors) == 1:
+            return f"With one detector there is nothing to learn: learn: pool ranks by {self.detectors[0]}."
+        if not 0 < self.n < FEW_DOCUMENTS or self.m == 0:
+            return None
+        return (
+            f"Expect little of learn: pool with {documents(self.n)} to calibrate on: of made-up members, {_HIGHER:g} "
+            f"standard deviations higher by one of {len(self.detectors)} detectors, {_OTHERS:g} by the others, and "
+            f"{float(_MEMBERS):.0%} of the audited documents, it finds {expected_power(self):.0%}."
+        )
+
+
+@cache
+def expected_power(question: PoolQuestion) -> float:
+    """The average share of members found in 20 made-up audits with fixed draws.
+
+    A fifth of the audited documents, at most 200, are members, 2.5 standard deviations higher by one detector and 1 by
+    the others, which correlate by .5.
+    """
+    n, m, width = question.n, min(question.m, _MOST_AUDITED), len(question.detectors)
+    rng, members = np.random.default_rng(0), max(1, round(m * _MEMBERS))
+    higher, powers = np.r_[_HIGHER, np.full(width - 1, _OTHERS)], []
+    for _ in range(_AUDITS):
+        rows = (rng.normal(size=(n + m, 1)) + rng.normal(size=(n + m, width))) / np.sqrt(2)
+        rows[n : n + members] += higher
+        learnt = fit_pool(rows)
+        places = ranks(learnt.score(rows[n:]), calibrate(learnt.score(rows[:n])), "members")
+        decided = decide(question.step_up, RankCounts.of(places, n), question.alpha)
+        powers.append(float(np.mean(places[:members] <= decided.rank)))
+    return float(np.mean(powers))
 
 
 ADADETECT = Procedure(

@@ -131,6 +131,7 @@ class Options:
     reconformal: bool
     detectors: int
     known_members: bool = False  # whether there are documents that are known not to be nulls
+    learn: str = "split"
 
 
 ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional")}
@@ -234,7 +235,8 @@ def procedure_of(name: str) -> Procedure:
 
 def applied_to(selection: SelectionConfig, known_members: bool = False) -> tuple[Procedure, bool]:
     """`Procedure.applied` of a configured selection."""
-    options = Options(selection.step_up, selection.reconformal, len(selection.detectors), known_members)
+    settings = selection.step_up, selection.reconformal, len(selection.detectors)
+    options = Options(*settings, known_members, selection.learn)
     return procedure_of(selection.procedure).applied(options)
 
 
