@@ -98,6 +98,23 @@ def test_the_joint_list_holds_what_both_models_speak_for(runs: Runs, ask: Fold, 
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+def test_a_joint_list_takes_whole_ranks_also_of_smoothed_selections(
+    runs: Runs, ask: Fold, tmp_path: Path, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = benchmark_run(tmp_path_factory.getbasetemp(), tiny_model_folder)
+    smoothed = ["selections.0.ranks=smoothed"]
+    pair = [
+        copied(source, tmp_path / name, seen, seed, f"model {name}", smoothed)
+        for name, seen, seed in (("a", SEEN_BY_A, 1), ("b", SEEN_BY_B, 2))
+    ]
+    ask("joint", *pair, folder="smoothed")
+    ask("joint", runs["a"], runs["b"], folder="whole")
+    for name in ("selected.parquet", "largest_p.parquet"):
+        one, other = (pq.read_table(tmp_path / folder / name).to_pylist() for folder in ("smoothed", "whole"))
+        assert one == other
+    assert one, "else nothing is compared"
+
+
 def test_runs_of_different_documents_share_so_many_and_answer_for_those_if_told(
     runs: Runs, ask: Fold, refused: Refused
 ) -> None:
