@@ -91,8 +91,8 @@ def smoothed_ranks(n_selected: int, n_whole: int, others: OtherDraws | None) -> 
         others: lists under other draws; None: not known.
     """
     text = (
-        "Ranks are smoothed: the list depends on a number that is drawn for each document from the model and its id. "
-        f"Whole ranks, which draw nothing, select {n_whole:,}."
+        "Ranks are smoothed: the list depends on a number that the run draws for each document, which no setting "
+        f"changes. Whole ranks, which draw nothing, select {n_whole:,}."
     )
     if others is None:
         return text

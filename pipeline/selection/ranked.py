@@ -88,8 +88,8 @@ def by_ranks(
 
 
 SMOOTHED = (
-    "The numbers that smooth the ranks, which are hashes of the model and the ids, are as good as random: they have "
-    "nothing to do with the scores."
+    "The numbers that smooth the ranks, which are hashes of ids, are as good as random: they have nothing to do with "
+    "the scores."
 )
 """The further assumption of smoothed ranks."""
 
