@@ -18,6 +18,7 @@ from rich.text import Text
 
 from pipeline.errors import LINE_BREAK, one_line, visible
 from pipeline.stages import is_scoring
+from pipeline.wording import percent
 
 if TYPE_CHECKING:
     from pipeline.answers.evaluation import Evaluation
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 MOST_REPORTS = 8
 """Maximum number of audits of a trial whose addresses are printed."""
+
+MOST_GROUPS = 12
+"""Maximum number of groups whose weights are printed."""
 
 _CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -244,6 +248,22 @@ def _answers_table(summaries: Sequence[Summary], left_out: Sequence[str]) -> Tab
     return table
 
 
+def _print_weights(screen: VisibleConsole, summary: Summary) -> None:
+    """Print what the p-values of the groups of a selection are divided by, if they are."""
+    if summary.weighting is None:
+        return
+    groups, numbers = summary.groups_by_weight, ("audited", "calibration", "compared", "high scores", "weight")
+    table = Table("group", *(Column(name, justify="right") for name in numbers))
+    for one in groups[:MOST_GROUPS]:
+        high = percent(round(one.n_high / max(1, one.n_pooled), 3))
+        counts = (f"{count:,}" for count in (one.n_audit, one.n_calibration, one.n_pooled))
+        table.add_row(Text(one.group), *counts, high, f"{one.weight:.3g}")
+    screen.lines(f"{summary.name}: {summary.weighting}")
+    screen.print(table)
+    if len(groups) > MOST_GROUPS:
+        screen.lines(f"{len(groups) - MOST_GROUPS:,} more groups are in summary.json")
+
+
 def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print a table of the answers, the contradicted ones, and the guarantee of each list."""
     if not summaries:
@@ -259,6 +279,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         left_out.append(_LEFT_OUT[len(left_out)])
         table = _answers_table(summaries, left_out)
     screen.print(table)
+    for summary in summaries:
+        _print_weights(screen, summary)
     notes: dict[str, list[str]] = {}
     for summary in summaries:
         bounded = bound_sentence(summary)

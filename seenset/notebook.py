@@ -235,6 +235,7 @@ def select(
     detectors: Sequence[str] | None = None,
     calibration: CalibrationName = "pooled",
     calibrate: Literal["all", "one_per_block"] = "all",
+    boost: Literal["group"] | None = None,
     delta: float = 0.1,
     lambda_: float | None = None,
     ties: Literal["conservative", "random"] = "conservative",
@@ -260,6 +261,7 @@ def select(
         detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
         calibration: Rank among all known documents, those of the column `group`, or for the given known ones.
         calibrate: Calibrate on all known documents, or on one of each group.
+        boost: For calibration by_group: divide p-values by weights, larger for groups with more high scores.
         delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
@@ -291,9 +293,9 @@ def select(
     tables = {role: _as_table(value, role) for role, value in values.items() if value is not None}
     settings = {
         "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
-        "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "delta": delta,
-        "lambda": lambda_, "ties": ties, "ranks": ranks, "weights": weights, "step_up": step_up, "learn": learn,
-        "reconformal": reconformal, "confidence": confidence,
+        "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "boost": boost,
+        "delta": delta, "lambda": lambda_, "ties": ties, "ranks": ranks, "weights": weights, "step_up": step_up,
+        "learn": learn, "reconformal": reconformal, "confidence": confidence,
     }  # fmt: skip
     selection = build(SelectionConfig, settings)
     check_settings(selection, "seenset.select")

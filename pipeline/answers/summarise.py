@@ -53,6 +53,7 @@ def make_summary(
         threshold=answer.threshold,
         null_proportion=answer.null_proportion,
         factor=answer.factor,
+        groups=answer.groups,
         weights=answer.weights,
         learn="pool" if selection.learn == "pool" and "known_members" not in answer.details else None,
         guarantee=answer.guarantee,

@@ -212,6 +212,9 @@ def shortest(summary: SelectionResult) -> str:
 # --- before scoring, from numbers of documents alone
 
 HALF = Fraction(1, 2)
+AT_EQUAL_WEIGHTS = (
+    " This is at equal weights of the groups: those with more high scores get larger ones, and can have shorter lists."
+)
 
 
 def planned_by_versions(selection: SelectionConfig, m: int) -> dict[str, Any]:
@@ -285,7 +288,7 @@ def planned_resolution(
             sentence = shortest_list_of_plugin(given, needed, selection.procedure)
             figures |= {"sentence": sentence, "outcome": Outcome.INCONCLUSIVE}
     advice = None if series else smoothing_advice(selection, n, figures["minimum_selectable"])
-    sentence = before_pass(figures["sentence"], at_most)
+    sentence = before_pass(figures["sentence"], at_most) + ("" if selection.boost is None else AT_EQUAL_WEIGHTS)
     if selection.learn == "pool" and not calibration.get(sought, 0):
         note = PoolQuestion.of(selection, n, m).note()
         sentence = sentence if note is None else f"{sentence} {note}"

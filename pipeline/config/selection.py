@@ -60,6 +60,11 @@ class SelectionConfig(Section):
         description="Calibrate on all known documents, or on one of each group or family of near-duplicates, which "
         "depend on one another.",
     )
+    boost: Literal["group"] | None = Field(
+        None,
+        exclude_if=lambda kind: kind is None,  # so that questions of earlier versions stay the same
+        description="With calibration by_group: divide p-values by weights, larger for groups with more high scores.",
+    )
     delta: Share = Field(0.1, description="Share of calibration sets for which the guarantee of conditional may fail.")
     lambda_: Share | None = Field(
         None,

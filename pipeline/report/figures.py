@@ -217,13 +217,13 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
 
 def _slope(summary: Summary, m: int) -> float | None:
     """Documents per unit of p on the line that the curve must reach; None for procedures without such a line."""
-    return None if summary.factor is None else summary.factor * m / summary.alpha
+    return None if summary.factor is None or summary.groups is not None else summary.factor * m / summary.alpha
 
 
 def _quantile_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureImage:
     """A QQ plot; the step-up rule selects up to the last point on or below a line that is parallel to the diagonal."""
     summary, n, m = selection.summary, selection.summary.n_calibration, int(ranks.count.sum())
-    threshold, slope = summary.threshold, _slope(summary, m)
+    threshold, slope = None if summary.groups else summary.threshold, _slope(summary, m)
     p, reached = ranks.rank / (n + 1), np.cumsum(ranks.count)
     expected, observed = _thinned(reached / m, p, threshold)
     low = min(1 / (n + 1), expected[0])
@@ -246,7 +246,7 @@ def _quantile_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureI
         plain_logs(axes)
         put_legend(figure)
 
-    outcome = "nothing is selected"
+    outcome = "selected by p-values divided by weights" if summary.groups else "nothing is selected"
     if threshold is not None:
         below = int(ranks.count[p <= threshold].sum())
         outcome = (

@@ -42,6 +42,7 @@ COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", INK)
 SIZE = (5.4, 3.7)
 """Inches, at 72 units each; on a narrow phone a unit is at least a pixel."""
 LONGEST_LABEL, SHORT_LABEL = 40, 26
+MOST_GROUPS = 20  # whose weights are in a table
 AXES_HEIGHT, LINE_HEIGHT = 3.1, 0.21
 SETTINGS = {
     "font.family": "DejaVu Sans",  # as wide as any font of a page, so that the layout fits
@@ -92,6 +93,7 @@ def _environment() -> Environment:
     environment.globals.update(null_share=null_share, share_text=share_text)
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, guarantee_on_page=brief.guarantee_on_page)
+    environment.globals.update(most_groups=MOST_GROUPS)
     return environment
 
 

@@ -14,7 +14,7 @@ from pipeline.run.conclusion import SelectionResult, bound_condition
 from pipeline.run.digests import check_answer, no_digests
 from pipeline.run.records import Record, read_record
 from pipeline.run.remedies import answered_by
-from pipeline.selection.guarantees import ConclusionValue
+from pipeline.selection.guarantees import ConclusionValue, GroupWeight
 from pipeline.store.files import Store
 
 
@@ -67,6 +67,16 @@ class Summary(SelectionResult):
         if self.conclusion == ConclusionValue.SUPPORTED:
             return []
         return [unsettled(self.diagnostics.result(BlindDiagnostic))]
+
+    @property
+    def groups_by_weight(self) -> list[GroupWeight]:
+        """The groups whose p-values are divided by weights, the largest weight first; empty where none are."""
+        return sorted(self.groups or [], key=lambda one: (-one.weight, one.group))
+
+    @property
+    def weighting(self) -> str | None:
+        """What p-values are divided by, in sentences; None where they are not divided."""
+        return wording.weights_of_groups(groups) if (groups := self.groups_by_weight) else None
 
     def without_bound(self, reason: str) -> Summary:
         """The same answer without a bound, with the reason."""

@@ -11,7 +11,7 @@ from pipeline.config.selection import Direction
 from pipeline.run.conclusion_text import CONTRADICTED, UNCHECKED, UNCONFIRMED, smoothed_ranks
 from pipeline.run.records import Record, VersionedRecord
 from pipeline.selection.bounds import Bound
-from pipeline.selection.guarantees import ConclusionValue, GuaranteeKind, Outcome, StrictAnswer
+from pipeline.selection.guarantees import ConclusionValue, GroupWeight, GuaranteeKind, Outcome, StrictAnswer
 from pipeline.selection.smoothing import OtherDraws
 
 STYLES: dict[ConclusionValue, str] = {
@@ -135,8 +135,9 @@ class SelectionResult(Bounded, VersionedRecord):
     )
     n_selected: int = Field(description="Documents selected.")
     threshold: float | None = Field(
-        description="The largest p-value selected; null where nothing is, or where p-values do not decide. With "
-        "smoothed ranks, the limit of the smoothed p-values that are selected."
+        description="The largest p-value selected, divided by the weight of its group where there is one; null where "
+        "nothing is, or where p-values do not decide. With smoothed ranks, the limit of the smoothed p-values that are "
+        "selected."
     )
     null_proportion: float = Field(
         description="Share of the audited documents taken to be nulls: non-members (with direction clean, members); in "
@@ -145,6 +146,12 @@ class SelectionResult(Bounded, VersionedRecord):
     factor: float | None = Field(
         description="R documents are selected if their p-values are at most alpha R / (factor n_audit); null: no such "
         "rule."
+    )
+    groups: list[GroupWeight] | None = Field(
+        None,
+        exclude_if=lambda groups: groups is None,
+        description="The weights that p-values are divided by, of each group with audited documents; left out where "
+        "they are not divided.",
     )
     weights: list[float] | None = Field(description="Weight of each detector in a fusion; null for one detector.")
     learn: Literal["pool"] | None = Field(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.selection.guarantees import ConclusionValue
+from collections.abc import Sequence
+
+from pipeline.selection.guarantees import ConclusionValue, GroupWeight
 from pipeline.selection.smoothing import OtherDraws
 
 CONTRADICTED = "No bound is stated: a check contradicts what it rests on."
@@ -102,4 +104,16 @@ def smoothed_ranks(n_selected: int, n_whole: int, others: OtherDraws | None) -> 
     return (
         f"{text} Under {draws} other draws the list has {lists} documents: on average {entered:,.1f} enter it, and "
         f"{left:,.1f} of these {n_selected:,} leave it."
+    )
+
+
+def weights_of_groups(groups: Sequence[GroupWeight]) -> str:
+    """States what p-values were divided by; `groups` holds at least one, in descending order of weight."""
+    first, last = groups[0], groups[-1]
+    extent = f"from {last.weight:.3g} ({last.group}) to {first.weight:.3g} ({first.group})"
+    if first.weight == last.weight:
+        extent = f"{first.weight:.3g} in every group"
+    return (
+        f"A document is selected by its p-value divided by the weight of its group, {extent}. The weights follow from "
+        "the share of high scores in each group, without knowing which of its documents are audited."
     )

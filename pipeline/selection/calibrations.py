@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pipeline.config.kinds import Capability
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid, calibrate, ranks
+from pipeline.selection.conformal import Grid, Weighting, calibrate, ranks
 from pipeline.selection.folds import RoleScores
 
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
@@ -34,6 +34,44 @@ class GroupCalibration:
     scores: tuple[np.ndarray, ...]  # per group: float64, (n_g,), ascending
     grid: Grid
     positions: tuple[np.ndarray, ...]  # per group: int64, (n_g + 1,): pooled rank of the group's rank k
+
+    def codes(self, groups: Groups) -> np.ndarray:
+        """Position in `names` of the group of each audit document, int64.
+
+        Raises:
+            UserError: a document has no group, or its group has no calibration documents.
+        """
+        array = _strings(groups)
+        if array.null_count:
+            raise UserError(f"{array.null_count} of {len(array)} audit documents have no group")
+        code = _codes(array, self.names)
+        outside = np.flatnonzero(code < 0)
+        if outside.size:
+            name = array[int(outside[0])].as_py()
+            raise UserError(f"group {name!r} has audit documents and no calibration documents")
+        return code
+
+    def weighted(self, weights: Sequence[Fraction]) -> GroupCalibration:
+        """The same calibration with the p-values of each group divided by its weight, and capped at 1.
+
+        The last rank of the grid, at p = 1, is that of documents without a score, whose weight is 1.
+
+        Args:
+            weights: of the groups, >= 0, with numerators below 2^30 and powers of 2 as denominators: so that the
+                grid is exact. 0: p = 1 at every rank.
+        """
+        plain = [Grid.uniform(part.size) for part in self.scores]
+        plain.append(Grid(np.ones(1), np.array(1), 0, groups=0))
+        weights = (*weights, Fraction(1))
+        grid, places = pool([_divided(one, weight) for one, weight in zip(plain, weights, strict=True)])
+        order = np.argsort(np.concatenate(places))
+        numerators = np.concatenate([one.numerators for one in plain])[order]
+        denominators = np.concatenate([np.broadcast_to(one.denominators, one.size) for one in plain])[order]
+        denominators[-1], numerators[-1] = plain[0].denominators, plain[0].denominators  # 1, as a group writes it
+        group = np.repeat(np.arange(len(plain)), [one.size for one in plain])[order]
+        unweighted = Grid(numerators, denominators, grid.n, grid.groups)
+        grid = replace(grid, weighting=Weighting(unweighted, weights, group))
+        return replace(self, grid=grid, positions=places[:-1])
 
 
 def pool(grids: Sequence[Grid]) -> tuple[Grid, tuple[np.ndarray, ...]]:
@@ -118,15 +156,7 @@ def ranks_by_group(
     Raises:
         UserError: a document has no group, or its group has no calibration documents; or as in `ranks`.
     """
-    values = np.asarray(scores, dtype=np.float64)
-    array = _strings(groups)
-    code = _codes(array, calibration.names)
-    outside = np.flatnonzero(code < 0)
-    if array.null_count:
-        raise UserError(f"{array.null_count} of {len(array)} audit documents have no group")
-    if outside.size:
-        name = array[int(outside[0])].as_py()
-        raise UserError(f"group {name!r} has audit documents and no calibration documents")
+    values, code = np.asarray(scores, dtype=np.float64), calibration.codes(groups)
     pooled_ranks = np.empty(values.size, dtype=np.int64)
     for index, (calibration_scores, place) in enumerate(zip(calibration.scores, calibration.positions, strict=True)):
         in_group = np.flatnonzero(code == index)
@@ -134,6 +164,15 @@ def ranks_by_group(
             drawn = None if draws is None else draws[in_group]
             pooled_ranks[in_group] = place[ranks(values[in_group], calibration_scores, direction, drawn) - 1]
     return pooled_ranks
+
+
+def _divided(grid: Grid, weight: Fraction) -> Grid:
+    """The p-values of a grid with one denominator, divided by a weight and capped at 1."""
+    up, down = weight.numerator, weight.denominator
+    one = int(grid.denominators) * up  # p / weight = numerator down / one
+    below = one // down  # the largest numerator with a quotient of at most 1
+    divided = [k * down if k <= below else one for k in grid.numerators.tolist()]
+    return replace(grid, numerators=np.array(divided if up else np.ones(grid.size)), denominators=np.array(one or 1))
 
 
 def _strings(groups: Groups) -> pa.Array:
@@ -159,6 +198,11 @@ def _pooled(selection: SelectionConfig, seed: int, known: RoleScores) -> Ranking
 def _by_group(selection: SelectionConfig, seed: int, known: RoleScores) -> Ranking:
     assert known.groups is not None  # the configuration has their columns
     groups = calibrate_by_group(known.first, known.groups)
+    return group_ranking(groups, selection, seed)
+
+
+def group_ranking(groups: GroupCalibration, selection: SelectionConfig, seed: int) -> Ranking:
+    """The ranks of audit documents within their groups."""
 
     def rank(batch: RoleScores) -> np.ndarray:
         assert batch.groups is not None

@@ -98,8 +98,12 @@ def tie_draws(keys: np.ndarray, seed: int) -> np.ndarray:
 
 
 def p_values(ranks: np.ndarray, against: int | Grid) -> np.ndarray:
-    """The p-values of ranks against n calibration documents, k / (n + 1), or over a grid: float64 in (0, 1]."""
+    """The p-values of ranks against n calibration documents, k / (n + 1), or over a grid: float64 in (0, 1].
+
+    Over a grid of p-values that were divided by weights these are the p-values before the division.
+    """
     positions = np.asarray(ranks)
+    against = against.unweighted if isinstance(against, Grid) else against
     return against.values[positions - 1] if isinstance(against, Grid) else positions.astype(np.float64) / (against + 1)
 
 
@@ -135,7 +139,8 @@ class Grid:
     grids of its groups (`calibrations.pool`), and calibration-conditional p-values have another grid
     (`calibrations.simes_grid`). A procedure reads only counts over a grid, so it works with every grid.
 
-    p-values may repeat; the last is 1, where quarantined documents are counted.
+    p-values may repeat; the last is 1, where quarantined documents are counted. With a `weighting` the grid holds
+    p-values divided by the weights of their groups, at most 1.
     """
 
     numerators: np.ndarray  # int64, (size,), read-only
@@ -143,6 +148,7 @@ class Grid:
     n: int  # calibration documents of all groups
     groups: int = 1
     delta: Fraction | None = None  # valid for all but this share of calibration sets; None: on average over them
+    weighting: Weighting | None = None  # None: p-values are not divided
 
     def __post_init__(self) -> None:
         for name in ("numerators", "denominators"):
@@ -164,6 +170,11 @@ class Grid:
     def values(self) -> np.ndarray:
         """The p-values as float64, (size,), each the nearest float to the exact one."""
         return self.numerators / self.denominators
+
+    @property
+    def unweighted(self) -> Grid:
+        """The p-values before the division by weights, at the same ranks and then not ascending; else the same grid."""
+        return self if self.weighting is None else self.weighting.grid
 
     def p(self, k: int) -> Fraction:
         """The exact p-value of rank k; 0 for k = 0."""
@@ -190,6 +201,20 @@ class Grid:
             and np.array_equal(self.numerators, other.numerators)
             and np.array_equal(self.denominators, other.denominators)
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weighting:
+    """What the ranks of a grid of weighted p-values stand for."""
+
+    grid: Grid  # the p-values before the division, at the same ranks: not ascending
+    weights: tuple[Fraction, ...]  # of the groups, exact, >= 0; the last one, 1, is that of documents without a score
+    group: np.ndarray  # int64, (ranks,): position in `weights`
+
+    @property
+    def largest(self) -> Fraction:
+        """The largest weight, at least 1."""
+        return max(self.weights)
 
 
 def shuffled(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from pipeline.selection import knockoff
 from pipeline.selection.blocks import Dependence
 from pipeline.selection.bounds import Bound
 from pipeline.selection.conformal import RankCounts, tie_draws
-from pipeline.selection.guarantees import GuaranteeKind, StrictAnswer
+from pipeline.selection.guarantees import GroupWeight, GuaranteeKind, StrictAnswer
 from pipeline.selection.schedule import Level
 from pipeline.selection.smoothing import Smoothing
 from pipeline.selection.version_scores import VersionPart
@@ -105,6 +105,7 @@ class Answer:
     details: dict[str, float] = field(default_factory=dict)
     factor: float | None = None  # p-values up to alpha R / (factor m) are selected, R their number
     weights: list[float] | None = None
+    groups: list[GroupWeight] | None = None  # by name; None: p-values are not divided by weights of groups
     symmetry: knockoff.SignSymmetry | None = None  # of the signs of the knockoff filter
     basis: Basis = PLAIN  # basis of `resolution`
     counts: RankCounts | None = None  # of the audit documents, if ranks decide

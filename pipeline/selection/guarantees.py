@@ -62,6 +62,20 @@ class StrictAnswer:
     guarantee: Annotated[GuaranteeKind, Field(description="finite-sample: proved for any number of documents.")]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupWeight:
+    """The weight of a group, and the numbers that it follows from."""
+
+    group: Annotated[str, Field(description="Name of the group.")]
+    n_calibration: Annotated[int, Field(description="Documents of known membership that its p-values rank among.")]
+    n_audit: Annotated[int, Field(description="Audited documents with a score.")]
+    n_pooled: Annotated[int, Field(description="Documents of both roles that were compared with those of all groups.")]
+    n_high: Annotated[
+        int, Field(description="Of these, those with a standardised score among the highest 20% of all groups.")
+    ]
+    weight: Annotated[float, Field(description="What its p-values are divided by; on average over documents 1.")]
+
+
 NULLS = "for which the null holds (direction members: never trained on; direction clean: trained on)"
 EXCHANGEABLE = (
     f"The audited documents {NULLS} and the calibration documents are exchangeable: they come from one "
@@ -84,6 +98,7 @@ ALIKE = (
 )
 
 SHARE = "The expected share of wrong documents (those for which the null holds) among the selected"
+OF_NULLS = " times the true share of nulls"
 IN_THE_LIMIT = f"{SHARE} approaches a limit of at most alpha as the numbers of documents grow"
 _REPEATED = "over repetitions of the whole audit with fresh documents"
 ON_AVERAGE = (
@@ -146,7 +161,8 @@ def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
 
     By group, its assumption applies within each group. Calibration-conditional p-values turn a finite-sample
     guarantee on average over calibration sets into one for the given calibration documents, which fails with
-    probability delta; they do not change the guarantees of other procedures.
+    probability delta; they do not change the guarantees of other procedures. With weights of groups the share of wrong
+    documents is at most alpha, not alpha times the share of nulls: the nulls can be in the groups of large weights.
     """
     if grid.delta is not None and stated.guarantee == "finite-sample":
         sure = (
@@ -158,4 +174,6 @@ def adapted(stated: Guarantee, grid: Grid) -> Guarantee:
     if grid.groups > 1:
         within = f"Within each of the {grid.groups} groups, and whatever the documents of the other groups are: "
         stated = replace(stated, assumption=within + stated.assumption[0].lower() + stated.assumption[1:])
+    if grid.weighting is not None:
+        stated = replace(stated, promise=stated.promise.replace(OF_NULLS, ""))
     return stated

@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.selection.calibrations import Ranking, calibration_of
 from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.folds import Answer, Basis, Fold, Judge, Query, RoleScores, SelectionInput
+from pipeline.selection.group_weights import boosted
 from pipeline.selection.guarantees import StrictAnswer
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import storey, storey_cut, strict
@@ -34,7 +35,11 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
     """
     selection, level, others = question.selection, question.level, question.others
     calibration = calibration_of(selection.calibration)
-    rank, against = calibration.ranking(selection, question.seed, question.known)
+    groups = None
+    if selection.boost is None:
+        rank, against = calibration.ranking(selection, question.seed, question.known)
+    else:
+        (rank, against), groups = yield from boosted(question)
     regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
     lambda_ = selection.exact_lambda
     counts = yield from count_ranks(rank, against, question, regridded)
@@ -46,7 +51,8 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
         decided = yield from deciding(counts)
     else:
         decided = decide(selection.procedure, counts, level.alpha, known, lambda_)
-    return (yield from by_ranks(decided, counts, (rank, against), question))
+    answer = yield from by_ranks(decided, counts, (rank, against), question)
+    return replace(answer, groups=groups)
 
 
 def by_ranks(
@@ -185,7 +191,8 @@ def _nulls(counts: RankCounts, lambda_: Fraction | None) -> tuple[Fraction, Frac
 
 def resolution_at(grid: Grid, rule: Rule, factor: Fraction, m: int) -> tuple[int, int]:
     """Minimum number of m documents that can be selected, and the known documents needed to select 1%."""
-    return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor)
+    largest = Fraction(1) if grid.weighting is None else grid.weighting.largest
+    return minimum_selectable(grid, m, rule.alpha, factor), known_needed(rule, m, max(1, m // 100), factor / largest)
 
 
 def fewest_selectable(rule: Rule, known: int, m: int, factor: Fraction | None = None) -> int:

@@ -30,6 +30,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "storey": {"procedure": "storey", "ties": "random"},
     "conditional": {"procedure": "bky", "calibration": "conditional"},
     "grouped": {"procedure": "by", "calibration": "by_group", "alpha": 0.9},
+    "boosted": {"procedure": "storey", "calibration": "by_group", "boost": "group"},
+    "weighted": {"procedure": "bh", "calibration": "by_group", "boost": "group"},
     "known": {"procedure": "known_members"},
     "quantile": {"procedure": "quantile"},
     "boundary": {"procedure": "right_boundary"},

@@ -156,6 +156,7 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector{scaled}, got {count}")
     if (refused := chosen.refuses.get(selection.calibration)) is not None:
         raise UserError(f"{where}: procedure {selection.procedure} {refused}")
+    _check_boost(selection, where)
     estimates, step_up = estimates_share(selection), procedure_of(selection.step_up)
     if step_up.estimates and not chosen.several:
         raise UserError(
@@ -183,6 +184,8 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
 def why_whole(selection: SelectionConfig) -> str | None:
     """Why there is no proof for smoothed ranks with the other settings of a selection; None if there is one."""
     chosen = procedure_of(selection.procedure)
+    if selection.boost is not None:
+        return f"has no proof with boost {selection.boost}; take ranks: whole"
     if calibration_of(selection.calibration).conditional:
         return f"takes calibration pooled or by_group, got {selection.calibration}"
     if not chosen.smooths:
@@ -194,6 +197,22 @@ def why_whole(selection: SelectionConfig) -> str | None:
     if not chosen.is_valid(selection.reconformal):
         return f"takes procedure {selection.procedure} with reconformal: true, got reconformal: false"
     return None
+
+
+def _check_boost(selection: SelectionConfig, where: str) -> None:
+    """Check that weights of groups have groups, and a proof for the procedure."""
+    if selection.boost is None:
+        return
+    if not calibration_of(selection.calibration).grouped:
+        raise UserError(
+            f"{where}: boost group weighs the groups of calibration by_group, got calibration {selection.calibration}"
+        )
+    if not procedure_of(selection.procedure).weighs:
+        proved = " or ".join(name for name, one in PROCEDURES.items() if one.weighs)
+        raise UserError(
+            f"{where}: boost group takes procedure {proved}, got {selection.procedure}: for others no guarantee with "
+            "weights is proved"
+        )
 
 
 def _check_bound(selection: SelectionConfig, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from pipeline.selection.conformal import RankCounts
-from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, ONE_BY_ONE, SHARE, Guarantee
+from pipeline.selection.guarantees import EXCHANGEABLE, OF_NULLS, ON_AVERAGE, ONE_BY_ONE, SHARE, Guarantee
 from pipeline.selection.procedures.record import Decision, Factor, Given, Procedure, Rule, decision, exact_curve
 from pipeline.selection.procedures.versions import BY_STEP_UP
 from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound, step_up
@@ -13,7 +13,7 @@ from pipeline.selection.step_up import ONE, dependence_factor, harmonic_bound, s
 MOST_COUNTED = 1_000_000
 """Maximum calibration documents for which the factor of `ebh` is computed from the grid; above, it is that of `by`."""
 
-_KEPT = f"{SHARE} is at most alpha times the true share of nulls, for any number of documents"
+_KEPT = f"{SHARE} is at most alpha{OF_NULLS}, for any number of documents"
 
 
 def bh(counts: RankCounts, alpha: Fraction) -> Decision:
@@ -47,6 +47,7 @@ BH = Procedure(
     lambda given: bh(given.counts, given.alpha),
     curve=exact_curve,
     smooths=True,
+    weighs=True,
     versions=BY_STEP_UP,
 )
 BY = Procedure(

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.conformal import Grid, RankCounts, Weighting
 from pipeline.selection.guarantees import EXCHANGEABLE, IN_THE_LIMIT, MANY, ON_AVERAGE, SHARE, UNPROVED, Guarantee
 from pipeline.selection.procedures.record import (
     Decision,
@@ -70,14 +70,48 @@ def storey(counts: RankCounts, lambda_: Fraction | None = None) -> Fraction:
     Returns:
         A positive rational; it can exceed 1.
     """
-    m = counts.m
+    m, weighting = counts.m, counts.grid.weighting
     t, below = storey_cut(counts.grid, lambda_)
+    if weighting is not None:
+        return _weighted_storey(counts, weighting, t, lambda_)
     if counts.kept is None:
         return (1 + m - counts.at_most(below)) / (m * (1 - t))
     kept = counts.kept
     left_out = kept.compared - int(kept.counts.sum())
     nulls = (kept.part + int(kept.counts[below:].sum())) / (1 - t) + left_out
     return (nulls * Fraction(kept.scored, kept.compared) + (m - kept.scored) / (1 - t)) / m
+
+
+def _weighted_storey(counts: RankCounts, weighting: Weighting, t: Fraction, lambda_: Fraction | None) -> Fraction:
+    """Storey's estimate of the weighted share of nulls, with the largest weight in place of 1.
+
+        pi0 = (max w + sum of w over documents with p >= t) / (m (1 - t))
+
+    Guaranteed as in `storey`, by the same steps: with weights that are fixed by the unordered scores of the groups, the
+    terms w_i B_i / (max w + sum of w_j B_j over j != i) are at most w_i B_i / sum of w_j B_j, which sum to 1 (Ramdas,
+    Barber, Wainwright & Jordan 2019, section 3, for independent p-values).
+
+    Of dependent documents (`counts.kept`) at most c of each block are kept, whose sum is then at most c max w, and
+    the others count with the largest weight.
+    """
+    high = ~_below(counts.grid, lambda_)
+    kept = counts.kept
+    of_ranks = counts.counts if kept is None else kept.counts
+    of_groups = np.bincount(weighting.group[high], of_ranks[high], len(weighting.weights)).tolist()
+    total = sum((w * int(count) for w, count in zip(weighting.weights, of_groups, strict=True)), Fraction(0))
+    if kept is None:
+        return (weighting.largest + total) / (counts.m * (1 - t))
+    left_out = (kept.compared - int(kept.counts.sum())) * weighting.largest
+    nulls = ((kept.part * weighting.largest + total) / (1 - t) + left_out) * Fraction(kept.scored, kept.compared)
+    return (nulls + (counts.m - kept.scored) / (1 - t)) / counts.m
+
+
+def _below(grid: Grid, lambda_: Fraction | None) -> np.ndarray:
+    """Whether the p-value of each rank of a weighted grid, before the division, is below the cut: bool, (ranks,)."""
+    cut, plain = _cut(grid, lambda_), grid.unweighted
+    denominators, place = np.unique(plain.denominators, return_inverse=True)
+    first = np.array([math.ceil(cut * d) for d in denominators.tolist()])
+    return np.asarray(plain.numerators < first[place])
 
 
 def least_storey(grid: Grid, m: int, lambda_: Fraction | None = None) -> Fraction:
@@ -97,16 +131,22 @@ def default_lambda(grid: Grid) -> Fraction:
     """
     if grid.delta is not None:
         return CONDITIONAL_LAMBDA
-    return LAMBDA_OF_FEW if int(grid.denominators.min()) - 1 < MANY_DOCUMENTS else LAMBDA_OF_MANY
+    return LAMBDA_OF_FEW if int(grid.unweighted.denominators.min()) - 1 < MANY_DOCUMENTS else LAMBDA_OF_MANY
 
 
 def storey_cut(grid: Grid, lambda_: Fraction | None) -> tuple[Fraction, int]:
     """The cut t of Storey's estimate, below 1, and the number of ranks of the grid with a p-value below lambda."""
-    denominators = np.unique(grid.denominators).tolist()
-    highest = Fraction(denominators[0] - 1, denominators[0])  # of the smallest group; depends only on numbers
-    cut = min(default_lambda(grid) if lambda_ is None else lambda_, highest)
-    t = max(Fraction(math.ceil(cut * d), d) for d in denominators)
+    cut = _cut(grid, lambda_)
+    t = max(Fraction(math.ceil(cut * d), d) for d in np.unique(grid.unweighted.denominators).tolist())
+    if grid.weighting is not None:
+        return t, int(np.count_nonzero(_below(grid, lambda_)))  # these are not the first ranks
     return t, bisect_left(range(grid.size), cut, key=lambda k: grid.p(k + 1))
+
+
+def _cut(grid: Grid, lambda_: Fraction | None) -> Fraction:
+    """Lambda, or the last p-value below 1 of the smallest group, which depends only on numbers, if that is smaller."""
+    smallest = int(grid.unweighted.denominators.min())
+    return min(default_lambda(grid) if lambda_ is None else lambda_, Fraction(smallest - 1, smallest))
 
 
 def _storey(given: Given) -> Decision:
@@ -142,6 +182,7 @@ STOREY = Procedure(
     curve=exact_curve,
     by_blocks=True,
     smooths=True,
+    weighs=True,
 )
 MIN_BANDWIDTH = 1e-3
 MAX_BANDWIDTH = 1.0

@@ -179,6 +179,7 @@ class Procedure:
     companion: Callable[[str], str | None] | None = None
     """Detector column -> optional second column that scales it; None: none."""
     by_blocks: bool = False  # its estimate of the share of nulls allows for documents that depend on one another
+    weighs: bool = False  # its guarantee is proved for p-values divided by weights of groups
     per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> reason, as a phrase after its name
     versions: ByVersions | None = None  # if it supports documents with versions
