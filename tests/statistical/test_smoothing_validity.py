@@ -125,7 +125,14 @@ def test_the_power_is_that_of_the_page_on_procedures(
 
 
 @pytest.mark.parametrize("step_up", ["bh", "storey"])
-@pytest.mark.parametrize("settings", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"procedure": "adadetect"},
+        {"procedure": "adadetect", "learn": "pool"},
+        {"procedure": "td4eval", "reconformal": True},
+    ],
+)
 @pytest.mark.parametrize(("share", "seen"), [(0.0, 0), (0.3, 0), (0.3, 30)])
 def test_learnt_and_fused_scores_keep_alpha(settings: dict[str, Any], step_up: str, share: float, seen: int) -> None:
     """Held-out ranks of a score that is one function of calibration and audited documents; known members or none."""
