@@ -9,11 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from simulation import Estimate
 
+import seenset
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
@@ -152,6 +155,30 @@ def test_outliers_of_one_column_cost_at_most_a_tenth_against_the_median_detector
     (_, power), (_, median) = result["storey", ALPHAS[1]], result["median", ALPHAS[1]]
     assert power.mean >= median.mean - 0.1 - 4 * math.hypot(power.se, median.se)
     assert audit.shifts == ALIKE or power.mean > median.mean + 0.1
+
+
+def table(rows: np.ndarray, run: int, role: str) -> pa.Table:
+    ids = [f"{role} {run} {index}" for index in range(len(rows))]
+    return pa.table({"doc_id": ids, **{f"d{index}": column for index, column in enumerate(rows.T)}})
+
+
+@pytest.mark.parametrize("step_up", ["bh", "storey"])
+@pytest.mark.parametrize(
+    ("audit", "change"), [(Audit(60, 100, 0.0), "normal"), (Audit(60, 60, 0.3), "outlier cluster")], ids=str
+)
+def test_smoothed_ranks_of_a_score_learnt_from_the_pool_keep_alpha(audit: Audit, change: str, step_up: Any) -> None:
+    """Asked as a user asks: given the unordered pool the smoothed p-value of a null document is uniform."""
+    rng, wrong = np.random.default_rng(65), []
+    for run in range(60):
+        rows = CHANGES[change](audit.draw(rng), rng)
+        known, audited = table(rows[: audit.n], run, "known"), table(rows[audit.n :], run, "audited")
+        made = seenset.select(
+            audited, unseen=known, procedure="adadetect", learn="pool", step_up=step_up, ranks="smoothed"
+        )
+        wrong.append(float(made.selected[audit.members :].sum() / max(1, made.selected.sum())))
+    fdr = Estimate.of(wrong)
+    assert fdr.mean <= 0.1 + 4 * fdr.se
+    assert fdr.mean > 0, "some lists are not empty"
 
 
 FAMILIES = {
