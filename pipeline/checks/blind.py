@@ -429,7 +429,16 @@ CHECK = Check(
     needs=frozenset({"known", "text"}),
     on_scores=lambda facts: facts.blind,
     unmade=_unmade,
-    sample=SampleCheck("blind", blind_tests_of_sample, _lines, slow=True),
+    sample=SampleCheck(
+        "blind",
+        dict[Role, BlindTest],
+        "Whether words alone distinguish a known role from the audited documents; a role with unreadable texts is "
+        "missing.",
+        blind_tests_of_sample,
+        _lines,
+        slow=True,
+    ),
+    finding=blind_test,
     brief=_brief,
     next=after_blind,
 )

@@ -21,6 +21,7 @@ from pipeline.checks.sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
+from pipeline.errors import UserError
 from pipeline.run.conclusion import SelectionResult
 from pipeline.run.scored import Scored
 from pipeline.selection.folds import Answer
@@ -120,7 +121,7 @@ class Planned:
     """What a plan states of a run, on which the lines of checks before scoring depend beside their results."""
 
     config: AuditConfig
-    documents: Mapping[Role, int]  # planned number, by role
+    documents: Mapping[Role, int]  # planned number, by role; in a refusal the number that was read
     whole: bool  # whether all documents were read
 
 
@@ -138,8 +139,13 @@ class SampleCheck:
     """How a check is made of documents that were read before scoring."""
 
     field: str  # of `PreflightChecks`, which holds its result
+    record: Any  # type of its result
+    description: str  # of its result
     make: Callable[[DocumentSample], Any]
     lines: Callable[[Any, Planned], list[SampleLine]]  # from its result
+    about_inputs: Callable[[Any], list[SampleLine]] = lambda result: []  # lines before those of all results
+    refuse: Callable[[Any, Planned], UserError | None] = lambda result, read: None  # with the numbers that were read
+    empty: Any = ...  # the result that is left out of the file; Ellipsis: none is
     slow: bool = False  # whether it takes seconds; then it is made after others that may refuse the documents
 
 
@@ -155,6 +161,7 @@ class Check:
     place: int = LAST  # in a summary, and among checks of equal colour on a page; equal places: by name
     on_scores: Callable[[AnswerFacts], Diagnostic | None]  # None: it does not apply
     sample: SampleCheck | None = None  # before scoring; None: only an answer shows it
+    finding: Callable[..., Any] | None = None  # what both times call; None: it is made at one time only
     needs: frozenset[Need] = frozenset()
     unmade: Callable[[AnswerFacts], Diagnostic | None] = lambda facts: None  # where documents lack what it needs
     brief: Callable[[Any, SelectionResult], str] = first_sentence  # why it did not pass, in one line

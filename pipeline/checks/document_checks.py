@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from pipeline.checks.blind import CHECK as BLIND
 from pipeline.checks.blind import BlindTest, blind_file, blind_test, untested
-from pipeline.checks.dependence_plan import BlockCounts
-from pipeline.checks.diagnostic import CountDiagnostic, NearDuplicates, OverlapDiagnostic
+from pipeline.checks.check import Check, SampleCheck
 from pipeline.checks.input_findings import InputFindings, Undecodable
-from pipeline.checks.shuffle import DrawsPreview
+from pipeline.checks.registry import SAMPLED
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.corpus.shard import Shard
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 _FORM = 3  # version of the checks; a file of an earlier one is not read
 
 
-class PreflightChecks(VersionedRecord):
-    """The checks that need no model: `diagnostics/documents-<inputs>.json`."""
+class DocumentChecks(VersionedRecord):
+    """What was read before scoring; `PreflightChecks` has a field for each check."""
 
     sealed = True
 
@@ -40,33 +40,41 @@ class PreflightChecks(VersionedRecord):
     )
     documents: dict[Role, int] = Field(description="Number of documents that were read, by role.")
     whole: bool = Field(description="Whether all documents were read; otherwise a sample of shards drawn at random.")
-    overlap: dict[Role, OverlapDiagnostic] = Field(description="Overlap of each known role with the audited documents.")
-    copies: dict[Role, NearDuplicates] = Field(description="Near-duplicates among the documents of each role.")
-    duplicates: CountDiagnostic = Field(description="Documents that repeat an id of their role.")
-    blind: dict[Role, BlindTest] = Field(
-        description="Whether words alone distinguish a known role from the audited documents; a role with unreadable "
-        "texts is missing."
-    )
     damaged: list[str] = Field(description="The first inputs that could not be read to their end, one line each.")
     undecodable: list[Undecodable] = Field([], description="Inputs with documents of another encoding.")
-    draws: DrawsPreview | None = Field(
-        None,
-        exclude_if=lambda draws: draws is None,
-        description="The shuffle check of documents with versions; left out for others.",
-    )
     findings: list[InputFindings] = Field([], description="Documents that cannot be read, and notes, by input.")
-    blocks: dict[Role, dict[str, BlockCounts]] = Field(
-        {},
-        exclude_if=lambda blocks: not blocks,
-        description="By known role, and by pooled or by_group calibration, the blocks of dependent documents among the "
-        "audited documents and its own; left out where there are none.",
-    )
 
     @property
     def scope(self) -> str:
         """The number of documents that were read."""
         count = sum(self.documents.values())
         return f"all {count:,} documents" if self.whole else f"a sample of {count:,} documents"
+
+    def result(self, check: Check) -> Any:
+        """The result of a check that is made before scoring, of the type that it declares."""
+        assert check.sample is not None
+        return getattr(self, check.sample.field)
+
+
+def _field(before: SampleCheck) -> tuple[Any, Any]:
+    """Type and description of the result of a check before scoring."""
+    if before.empty is ...:
+        return before.record, Field(description=before.description)
+    return before.record, Field(
+        before.empty, exclude_if=lambda result: result == before.empty, description=before.description
+    )
+
+
+if TYPE_CHECKING:
+    PreflightChecks = DocumentChecks  # a type checker sees no field of a check, but `result`
+else:
+    PreflightChecks = create_model(
+        "PreflightChecks",
+        __base__=DocumentChecks,
+        __module__=__name__,
+        __doc__="The checks that need no model: `diagnostics/documents-<inputs>.json`.",
+        **{before.field: _field(before) for _, before in SAMPLED},
+    )
 
 
 def stored_preflight(store: Store, shards: Sequence[Shard], seed: int) -> PreflightChecks | None:
@@ -105,7 +113,8 @@ def run_blind_test(scored: Scored, role: Role, config: AuditConfig) -> BlindTest
     shards = list(scored.shards.values())
     before = stored_preflight(scored.store, shards, config.seed)
     try:
-        test = before.blind[role] if before and role in before.blind else blind_test(shards, role, config)
+        made = {} if before is None else before.result(BLIND)
+        test = made[role] if role in made else blind_test(shards, role, config)
     except UserError as error:
         sentence = untested(role, str(error), config.corpus.units)
         return BlindTest(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=sentence)

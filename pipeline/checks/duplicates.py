@@ -10,6 +10,7 @@ from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, Samp
 from pipeline.checks.diagnostic import CountDiagnostic
 from pipeline.checks.sample import DocumentSample
 from pipeline.corpus.formats import distinguishing_column
+from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.reasons import Reason
 from pipeline.selection.guarantees import Outcome
 from pipeline.wording import documents, short_id, was
@@ -96,5 +97,8 @@ CHECK = Check(
     absent="never",
     place=6,
     on_scores=duplicates_diagnostic,
-    sample=SampleCheck("duplicates", repeats_in_sample, _lines),
+    sample=SampleCheck(
+        "duplicates", CountDiagnostic, "Documents that repeat an id of their role.", repeats_in_sample, _lines
+    ),
+    finding=repeated_ids,
 )

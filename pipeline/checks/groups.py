@@ -16,7 +16,7 @@ from pipeline.checks.dependent_documents import (
 )
 from pipeline.checks.sample import DocumentSample
 from pipeline.config.corpus import Role
-from pipeline.selection.blocks import INFLATION
+from pipeline.selection.blocks import INFLATION, Blocks
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import procedure_of
 from pipeline.wording import documents, format_against
@@ -107,7 +107,16 @@ CHECK = Check(
     place=5,
     needs=frozenset({"known"}),
     on_scores=group_diagnostic,
-    sample=SampleCheck("blocks", blocks_of_sample, _lines),
+    sample=SampleCheck(
+        "blocks",
+        dict[Role, dict[str, BlockCounts]],
+        "By known role, and by pooled or by_group calibration, the blocks of dependent documents among the audited "
+        "documents and its own; left out where there are none.",
+        blocks_of_sample,
+        _lines,
+        empty={},
+    ),
+    finding=Blocks.dependence,
     joins="group",
     recomputed=True,
     of_answer=True,

@@ -12,6 +12,7 @@ from pipeline.checks.dependent_documents import (
     breaks_bounds,
     estimate_by_blocks,
     is_unsafe,
+    near_duplicates_among,
     selected_by_storey,
 )
 from pipeline.checks.diagnostic import NearDuplicates
@@ -141,7 +142,14 @@ CHECK = Check(
     place=4,
     needs=frozenset({"known"}),
     on_scores=near_duplicates_diagnostic,
-    sample=SampleCheck("copies", _of_sample, _lines),
+    sample=SampleCheck(
+        "copies",
+        dict[Role, NearDuplicates],
+        "Near-duplicates among the documents of each role.",
+        _of_sample,
+        _lines,
+    ),
+    finding=near_duplicates_among,
     joins="family of near-duplicates, which diagnostics/near-copies-*.parquet list,",
     of_answer=True,
 )

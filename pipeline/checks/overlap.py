@@ -115,12 +115,20 @@ def _lines(results: Mapping[Role, OverlapDiagnostic], planned: Planned) -> list[
     return [SampleLine(results[role].outcome, results[role].sentence, role) for role in roles]
 
 
+def _refuse(results: Mapping[Role, OverlapDiagnostic], read: Planned) -> UserError | None:
+    if read.config.overlap != "error":
+        return None
+    shared = [(role, results[role]) for role in calibrating(read.config) if role in results]
+    return next((shared_error(one, read.documents[role], role) for role, one in shared if one.n_calibration), None)
+
+
 def find_overlaps(
     scored: Scored, roles: Sequence[Role], config: AuditConfig, each: ShardMap = each_in_turn
 ) -> dict[Role, Overlap]:
     """Find calibration documents of some roles that are near-duplicates of audited ones, and audited ones in training.
 
-    Audited documents are read once for all roles.
+    Audited documents are read once for all roles. Answers and bundles call this by name and not through the registry:
+    it decides which documents calibrate, before there is an answer of which a check could be made.
 
     Args:
         scored: the score shards.
@@ -259,5 +267,13 @@ CHECK = Check(
     needs=frozenset({"known", "text"}),
     on_scores=lambda facts: None if facts.overlap is None else facts.overlap.diagnostic,
     unmade=_unmade,
-    sample=SampleCheck("overlap", overlaps_in_sample, _lines),
+    sample=SampleCheck(
+        "overlap",
+        dict[Role, OverlapDiagnostic],
+        "Overlap of each known role with the audited documents.",
+        overlaps_in_sample,
+        _lines,
+        refuse=_refuse,
+    ),
+    finding=find_shared,
 )

@@ -16,6 +16,7 @@ from pipeline.checks.dependent_documents import DependenceDiagnostic, after_depe
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
+from pipeline.errors import UserError
 from pipeline.run.conclusion import conclude
 from pipeline.run.records import Record
 from pipeline.selection.guarantees import ConclusionValue, Outcome
@@ -107,6 +108,22 @@ def check_sample(sample: DocumentSample) -> dict[str, Any]:
         UserError: documents with which no answer could be given.
     """
     return {before.field: before.make(sample) for _, before in SAMPLED}
+
+
+def refuse_documents(results: Record, read: Planned) -> UserError | None:
+    """Why a selection would refuse the documents after scoring; None where it would not.
+
+    Args:
+        results: a record with the fields of `check_sample`.
+        read: the configuration, and the documents that were read.
+    """
+    errors = (before.refuse(getattr(results, before.field), read) for _, before in SAMPLED)
+    return next((error for error in errors if error is not None), None)
+
+
+def lines_about_inputs(results: Record) -> list[SampleLine]:
+    """What the checks before scoring show of the inputs; arguments as in `lines_before_scoring`."""
+    return [line for _, before in SAMPLED for line in before.about_inputs(getattr(results, before.field))]
 
 
 def lines_before_scoring(results: Record, planned: Planned) -> list[SampleLine]:

@@ -346,5 +346,6 @@ CHECK = Check(
     on_scores=resolution_diagnostic,
     brief=_brief,
     from_counts=True,
+    finding=resolution,
     recomputed=True,
 )

@@ -22,6 +22,7 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import make_excerpt
+from pipeline.errors import UserError
 from pipeline.run.records import Record
 from pipeline.run.scored import Scored, ShardMap
 from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
@@ -128,7 +129,7 @@ class DrawsPreview(Record):
 
     shuffle: ShuffleDiagnostic = Field(description="The check of the documents that were read.")
     lines: list[str] = Field(
-        description="OptionMarks that were taken off, items with the same options, and columns to leave out."
+        description="Marks that were taken off, items with the same options, and columns to leave out."
     )
     warnings: list[str] = Field([], description="Columns of the template that name the right answer.")
     used: int = Field(description="Documents that an answer can use.")
@@ -184,6 +185,19 @@ def _lines(result: DrawsPreview | None, planned: Planned) -> list[SampleLine]:
     shuffle = result.shuffle
     noted = shuffle.outcome == Outcome.PASSED and shuffle.left_out > 0
     return [SampleLine(Outcome.INCONCLUSIVE if noted else shuffle.outcome, shuffle.sentence)]
+
+
+def _about_inputs(result: DrawsPreview | None) -> list[SampleLine]:
+    if result is None:
+        return []
+    stated = [SampleLine(Outcome.PASSED, line) for line in result.lines]
+    return [*stated, *(SampleLine(Outcome.FAILED, line) for line in result.warnings)]
+
+
+def _refuse(result: DrawsPreview | None, read: Planned) -> UserError | None:
+    if result is None or result.used or not read.whole:
+        return None
+    return UserError(f"no document has a draw of its own: {result.shuffle.sentence}")
 
 
 # --- sentences
@@ -312,7 +326,17 @@ CHECK = Check(
     place=12,
     needs=frozenset({"versions"}),
     on_scores=lambda facts: facts.shuffle,
-    sample=SampleCheck("draws", preview_draws, _lines),
+    sample=SampleCheck(
+        "draws",
+        DrawsPreview | None,
+        "The shuffle check of documents with versions; left out for others.",
+        preview_draws,
+        _lines,
+        about_inputs=_about_inputs,
+        refuse=_refuse,
+        empty=None,
+    ),
+    finding=version_draws,
     next=lambda diagnostic, role: AS_DRAWN,
     recomputed=True,
 )

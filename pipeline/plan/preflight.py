@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
+from pipeline.checks.blind import CHECK as BLIND
 from pipeline.checks.blind import SAMPLED_TEXTS
-from pipeline.checks.check import Planned
+from pipeline.checks.check import Planned, SampleLine
 from pipeline.checks.document_checks import PreflightChecks, checks_file, stored_preflight
+from pipeline.checks.groups import CHECK as GROUPS
 from pipeline.checks.input_findings import NOTE, WARNING
-from pipeline.checks.overlap import shared_error
-from pipeline.checks.registry import check_sample, lines_before_scoring
-from pipeline.checks.sample import Effort, calibrating, read_sample
+from pipeline.checks.registry import check_sample, lines_about_inputs, lines_before_scoring, refuse_documents
+from pipeline.checks.sample import Effort, read_sample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.paths import written
@@ -102,7 +103,7 @@ def plan_checks(plan: Plan) -> dict[str, Any]:
     check_usable(checked, plan.config)
     corpus = plan.config.corpus
     words = f", and the {corpus.units} of at most {PLAN.texts:,} documents of each role" if corpus.has_text else ""
-    telling, lines = advice(plan, checked.blind, PLAN.texts)
+    telling, lines = advice(plan, checked.result(BLIND), PLAN.texts)
     scope = f"{checked.scope}{words}"
     return {**checked.plain(), "scope": scope, "lines": [*_lines(checked, plan), *lines], "words": telling}
 
@@ -111,45 +112,39 @@ def check_usable(checked: PreflightChecks, config: AuditConfig) -> None:
     """Stop where most documents would be quarantined, or where selection would refuse them after scoring.
 
     Raises:
-        UserError: an input is entirely in another encoding, or cannot be read with its settings; or a role that
-            calibrates a selection has near-duplicates of audited documents, and the configuration does not set
-            `overlap: drop`.
+        UserError: an input is entirely in another encoding, or cannot be read with its settings; or a check refuses
+            the documents (`SampleCheck.refuse`).
     """
     for one in checked.undecodable:
         if one.stops:
             raise UserError(one.sentence)
-    if checked.draws is not None and not checked.draws.used and checked.whole:
-        raise UserError(f"no document has a draw of its own: {checked.draws.shuffle.sentence}")
     for finding in checked.findings:
         if finding.stops:
             raise UserError(finding.problems)
-    for role in calibrating(config):
-        shared = checked.overlap.get(role)
-        if shared is not None and shared.n_calibration and config.overlap == "error":
-            error = shared_error(shared, checked.documents[role], role)
-            raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
+    error = refuse_documents(checked, Planned(config, checked.documents, checked.whole))
+    if error is not None:
+        raise error if checked.whole else UserError(f"in {checked.scope}, {error}")
 
 
 def _lines(checked: PreflightChecks, plan: Plan) -> list[str]:
     """A line for each check, with a prefix for those that did not pass."""
-    config, draws = plan.config, checked.draws
+    config = plan.config
     inputs = [f"{WARNING}{line}" for line in (*checked.damaged, *(one.sentence for one in checked.undecodable))]
     explained = {one.name for one in checked.undecodable}
     for finding in checked.findings:
         inputs += finding.lines(config.error_budget) if finding.name not in explained else []
-    if draws is not None:
-        inputs += [*draws.lines, *(f"{WARNING}{line}" for line in draws.warnings)]
+    inputs += _with_prefixes(lines_about_inputs(checked))
     large = [
         f"selection {one.name}: alpha {one.alpha:g} allows a list of which up to {percent(one.alpha)} may be wrong"
         for one in config.selections
         if one.alpha > LARGE_ALPHA
     ]
     lines = lines_before_scoring(checked, Planned(config, _planned_documents(checked, plan), checked.whole))
-    return [
-        *inputs,
-        *(f"{WARNING}{line}" for line in large),
-        *(f"{_PREFIXES[line.outcome]}{line.sentence}" for line in lines),
-    ]
+    return [*inputs, *(f"{WARNING}{line}" for line in large), *_with_prefixes(lines)]
+
+
+def _with_prefixes(lines: Iterable[SampleLine]) -> list[str]:
+    return [f"{_PREFIXES[line.outcome]}{line.sentence}" for line in lines]
 
 
 _PREFIXES = {Outcome.PASSED: "", Outcome.INCONCLUSIVE: NOTE, Outcome.FAILED: WARNING}
@@ -186,7 +181,7 @@ def check_before_scoring(
         write_record(store, checks_file(plan.shards, plan.config.seed), checked)
     lines = [line for line in _lines(checked, plan) if line.startswith((WARNING, NOTE))]
     roles = {str(role): {"documents": n, "exact": False} for role, n in _planned_documents(checked, plan).items()}
-    for entry in outlooks(plan.config, roles, None, checked.blocks, checked.whole):
+    for entry in outlooks(plan.config, roles, None, checked.result(GROUPS), checked.whole):
         if entry["outcome"] == Outcome.FAILED:
             lines.append(f"{WARNING}selection {entry['name']}: {entry['sentence']}")
     if lines and not checked.whole:

@@ -1,11 +1,16 @@
 """The registry of checks: what each declares is what plans and answers do with it."""
 
 import json
+import shutil
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+import yaml
 from test_preflight_checks import planned, text
 
 import seenset
@@ -18,6 +23,10 @@ from pipeline.plan.preflight import PLAN, check_documents
 from pipeline.report.brief import lights
 from pipeline.results.summary import Summary
 from pipeline.selection.guarantees import Outcome
+from tests.helpers.commands import ended
+from tests.helpers.made_up import write_audit, write_corpus
+from tests.helpers.made_up_items import TEMPLATE, make_items, write_rows
+from tests.helpers.marked_runs import versions_audit
 from tests.helpers.report_run import build_run, summary_in
 
 
@@ -74,3 +83,51 @@ def test_a_plan_makes_the_checks_that_declare_a_sample_and_no_other(tmp_path: Pa
     assert made == {"blind", "resolution", "overlap", "near_copies", "groups", "duplicates"}
     lines = lines_before_scoring(check_documents(plan, PLAN), Planned(plan.config, counts, whole=True))
     assert len(lines) >= len(made) - 1, "the outlook has its own line"
+
+
+def codes_called(*command: str | Path) -> set[CodeType]:
+    """The code of all functions that a command calls in this process, in whichever thread."""
+    called = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        assert ended(*command) == 0
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return called
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, set[CodeType]]:
+    """What plans and answers call: of texts in groups, and of documents with versions."""
+    called: dict[str, set[CodeType]] = {"sample": set(), "scores": set()}
+    texts, versions = (tmp_path_factory.mktemp(name) for name in ("texts", "versions"))
+    rows = {
+        role: [{"text": text(first + i), "author": f"{role} {i % 9}"} for i in range(40)]
+        for role, first in (("audit", 0), ("unseen", 100))
+    }
+    write_audit(texts, tiny_model_folder, corpus=write_corpus(texts, rows, group="author"))
+    permuted = {"permute": "choices", "template": TEMPLATE}
+    source = {"path": str(write_rows(versions / "items.jsonl", make_items(40))), "id": "id", "versions": permuted}
+    described = versions_audit(versions, tiny_model_folder, source)
+    (versions / "audit.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
+    for folder in (texts, versions):
+        called["sample"] |= codes_called("plan", folder / "audit.yaml")
+        assert ended("run", folder / "audit.yaml") == 0
+        shutil.rmtree(folder / "run/diagnostics", ignore_errors=True)  # what an answer would read instead
+        called["scores"] |= codes_called("select", folder / "run")
+    return called
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_plans_and_answers_call_one_function(check: Check, called: dict[str, set[CodeType]]) -> None:
+    assert (check.finding is not None) == (check.times == {"sample", "scores"})
+    if check.finding is not None:
+        code = check.finding.__code__
+        assert {time for time, codes in called.items() if code in codes} == check.times
