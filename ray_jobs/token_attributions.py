@@ -63,8 +63,7 @@ def token_reader(
         check: raises an error if the run must stop.
 
     Returns:
-        The function that reads the documents of a request; it returns None after a failure, unless the run
-        must stop.
+        The function that reads the documents of a request; None after a failure, unless the run must stop.
     """
 
     def attribution_events(stage: Stage, shards: Sequence[Shard], place: Store) -> Generator[Event]:
@@ -83,8 +82,7 @@ def token_reader(
     def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
         say(f"token attributions: reading {len(settings.texts):,} selected documents once more")
         stage = token_stage(settings, shards)
-        inputs = json.dumps([stage.fingerprint, [shard.content for shard in shards]], sort_keys=True)
-        folder = f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
+        folder = _folder(stage, shards)
         place = Store(f"{store.url}/{folder}").with_check(store.check)
         table, problems = None, list[str]()
         for left in range(TRIES - 1 if machine is None else 0, -1, -1):
@@ -106,6 +104,12 @@ def token_reader(
         return table
 
     return read
+
+
+def _folder(stage: Stage, shards: Sequence[Shard]) -> str:
+    """The folder of a request below the run directory, by its settings and documents."""
+    inputs = json.dumps([stage.fingerprint, [shard.content for shard in shards]], sort_keys=True)
+    return f"{FOLDER}/{hashlib.sha256(inputs.encode()).hexdigest()[:16]}"
 
 
 def _failures(events: Generator[Event], check: Callable[[], None], most_seconds: float) -> dict[str, str]:
