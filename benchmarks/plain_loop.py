@@ -16,10 +16,8 @@ def process(
     worker: Worker,
     shard: Shard,
     store: Store,
-    driver: str = "",
+    driver: str | None = "",
     on_batch: Callable[[Shard, int, int], None] = lambda *_: None,
-    *,
-    kept: bool = True,
 ) -> Receipt:
     """Finish one shard and file its receipt; an already filed receipt is returned as it is.
 
@@ -30,7 +28,6 @@ def process(
         store: the run directory.
         driver: as for `ShardStream`.
         on_batch: as for `ShardStream`.
-        kept: as for `ShardStream`.
 
     Raises:
         UserError: the shard's file is damaged.
@@ -38,7 +35,7 @@ def process(
         LostDeviceError: the device refuses all further work; this process must not work on.
     """
     shards = iter([shard])
-    stream = ShardStream(stage, worker, store, driver, on_batch, kept=kept)
+    stream = ShardStream(stage, worker, store, driver, on_batch)
     ((_, result),) = stream.finish(lambda prefetch: next(shards, None))
     if isinstance(result, Receipt):
         return result

@@ -153,7 +153,7 @@ class ShardActor:
             faulthandler.cancel_dump_traceback_later()
 
     def _finish(self, shards: Sequence[Shard], speculative: bool = False) -> Iterator[Receipt | Failure]:
-        """Finish shards; if `beside`, another actor may also finish them, and only receipts count."""
+        """Finish shards; if `speculative`, another actor may also finish them, and only receipts count."""
         looked = time.monotonic()
 
         def on_batch(shard: Shard, documents: int, tokens: int) -> None:
@@ -166,7 +166,8 @@ class ShardActor:
                 if self.store.exists(receipt_name(self.stage.name, shard.id)):
                     raise OvertakenError
 
-        stream = ShardStream(self.stage, self.worker, self.store, self.driver, on_batch, kept=not speculative)
+        driver = None if speculative else self.driver
+        stream = ShardStream(self.stage, self.worker, self.store, driver, on_batch)
         todo = iter(shards)
         for shard, result in stream.finish(lambda prefetch: next(todo, None)):
             _watch()

@@ -421,10 +421,9 @@ def _head_gradient(
     """
     device = head.weight.device
     rows, tokens, shares = hidden[:, :-1].to(device).contiguous(), tokens.to(device), shares.to(device) * factor
-    budget = HEAD_ELEMENTS.get(device.type, HEAD_ELEMENTS["cuda"])
-    together = max(1, budget // (rows.shape[1] * len(head.weight)))
+    together = max(1, _budget(head) // (rows.shape[1] * len(head.weight)))
     parts = [
-        _part_of_batch(head, factor, *some, tied, budget)
+        _part_of_batch(head, factor, *some, tied)
         for some in zip(rows.split(together), tokens.split(together), shares.split(together), strict=True)
     ]
     return _HeadGradient(
@@ -436,7 +435,7 @@ def _head_gradient(
 
 
 def _part_of_batch(
-    head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, shares: Tensor, tied: bool, budget: int
+    head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, shares: Tensor, tied: bool
 ) -> _HeadGradient:
     """As `_head_gradient`, for a few documents; `rows` are their hidden states without the last position."""
     positions, features = rows.shape[1:]
@@ -446,7 +445,7 @@ def _part_of_batch(
     by_token = torch.zeros(*tokens.shape, features, device=rows.device) if tied else None
     outer: Tensor | None = None
     products, bias = (torch.zeros(len(rows), dtype=torch.float64, device=rows.device) for _ in range(2))
-    for start, p in _differences(head, factor, rows, tokens, budget):
+    for start, p in _differences(head, factor, rows, tokens):
         stop = start + p.shape[2]
         hidden += (p.flatten(0, 1) @ head.weight[start:stop]).view_as(rows)
         if by_gram:
@@ -464,15 +463,18 @@ def _part_of_batch(
     return _HeadGradient((hidden * shares[..., None]).to(rows.dtype), products, bias, by_token)
 
 
-def _differences(
-    head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor, budget: int
-) -> Iterator[tuple[int, Tensor]]:
+def _budget(head: nn.Linear) -> int:
+    """Maximum number of elements of the logits in memory, on the device of the head."""
+    return HEAD_ELEMENTS.get(head.weight.device.type, HEAD_ELEMENTS["cuda"])
+
+
+def _differences(head: nn.Linear, factor: float, rows: Tensor, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Softmax minus one-hot for successive parts of the vocabulary: start, and (documents, positions, part).
 
     In the weight's dtype, as autograd passes it to the head; the next part overwrites it.
     """
     vocabulary, flat = len(head.weight), rows.flatten(0, 1)  # flat: faster in torch
-    width = min(vocabulary, max(1, budget // (rows.shape[0] * rows.shape[1])))
+    width = min(vocabulary, max(1, _budget(head) // (rows.shape[0] * rows.shape[1])))
 
     def logits(start: int) -> Tensor:
         bias = None if head.bias is None else head.bias[start : start + width]

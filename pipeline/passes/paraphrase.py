@@ -11,7 +11,6 @@ from pipeline.corpus.scripts import has_unspaced, word_pattern
 from pipeline.errors import UserError
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, embedding_rows, unknown_id
 from pipeline.passes.generate import Continuation, Prompt, Sampling, continuations
-from pipeline.passes.parts import PassSizes
 
 PREFIX = "paraphrase: "
 INSTRUCTION = (
@@ -80,9 +79,7 @@ def draw_paraphrases(
     draws: int,
     settings: ParaphraseSettings,
     seed: int,
-    *,
-    batch_tokens: int | None = None,
-    parts: PassSizes | None = None,
+    draw: Callable[..., list[list[Continuation]]] = continuations,
 ) -> list[Draws | ParaphraseFailure]:
     """Draw paraphrases of documents.
 
@@ -92,8 +89,7 @@ def draw_paraphrases(
         draws: number of paraphrases per document.
         settings: settings of paraphrases.
         seed: seed of the run.
-        batch_tokens: as in `continuations`.
-        parts: as in `continuations`.
+        draw: `continuations`, perhaps with the sizes of its batches.
 
     Returns:
         For each document its paraphrases, or why there are none. A draw is invalid if a piece of it is empty or does
@@ -119,7 +115,7 @@ def draw_paraphrases(
                 continue
             requests.append((document, piece, numbers))
             prompts.append(Prompt(key, ids, numbers, max_new_tokens=max_tokens))
-        results = continuations(lm, prompts, settings.sampling, seed, batch_tokens=batch_tokens, parts=parts)
+        results = draw(lm, prompts, settings.sampling, seed)
         for (document, piece, numbers), answers in zip(requests, results, strict=True):
             document.redrawn += len(numbers) if attempt else 0
             for number, answer in zip(numbers, answers, strict=True):

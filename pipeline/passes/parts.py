@@ -145,8 +145,7 @@ def versions_in_parts(
 def behind_in_parts(
     lm: LanguageModel,
     prefixes: Sequence[Sequence[int]],
-    places: Sequence[int],
-    ids: Sequence[Sequence[int]],
+    texts: Sequence[tuple[int, Sequence[int]]],
     tokens: int,
     parts: PassSizes,
     held: HeldPrefixes | None = None,
@@ -156,8 +155,7 @@ def behind_in_parts(
     Args:
         lm: model.
         prefixes: token ids of each prefix.
-        places: index of the prefix of each text.
-        ids: token ids of each text.
+        texts: of each text the index of its prefix, and its token ids.
         tokens: maximum tokens of a part, including the prefix.
         parts: sizes of such passes of this model.
         held: prefixes of earlier batches of the same pass.
@@ -167,9 +165,9 @@ def behind_in_parts(
     """
     measured: list[TokenStatistics] = []
     order: list[int] = []
-    for place in sorted(set(places)):
-        prefix, rows = prefixes[place], [row for row, other in enumerate(places) if other == place]
-        some, order = [ids[row] for row in rows], [*order, *rows]
+    for place in sorted({place for place, _ in texts}):
+        prefix, rows = prefixes[place], [row for row, (other, _) in enumerate(texts) if other == place]
+        some, order = [texts[row][1] for row in rows], [*order, *rows]
         work = partial(forward_behind, lm, prefix, statistics=frozenset({"log_prob"}), held=held)
         measured += parts.run(work, some, [len(prefix) + len(one) for one in some], tokens)
     joined = joined_statistics(measured)

@@ -145,7 +145,7 @@ class Matched:
 
     def sentence(self) -> str:
         """One sentence with the number of kept documents and the blind test before and after."""
-        return matched_sentence(self.path, self.count, self.total, self.role, self.before, self.after, self.by)
+        return matched_sentence(self)
 
     def facts(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -289,27 +289,15 @@ def telling_words_phrase(role: str, audited: Sequence[str], known: Sequence[str]
     return f"{by} that tell them apart: {', '.join(audited) or 'none'} (audited); {', '.join(known) or 'none'} ({role})"
 
 
-def matched_sentence(
-    place: str, count: int, total: int, role: str, before: Blind | None, after: Blind | None, by: str = WORDS
-) -> str:
-    """States how many documents of a role were kept because their words resemble the audited ones, and the effect.
-
-    Args:
-        place: path of the file of these documents.
-        count: number of kept documents.
-        total: number of readable documents of the role.
-        role: role of the documents.
-        before: blind test with all documents.
-        after: blind test with the kept documents; None where they are too few.
-        by: `WORDS` or `TOKENS`, which are also columns of the file.
-    """
-    text = f"{place}: {count:,} of {total:,} {role} documents whose {by} resemble the audited"
-    if after is None:
+def matched_sentence(made: Matched) -> str:
+    """States how many documents of a role were kept because their words resemble the audited ones, and the effect."""
+    text = f"{made.path}: {made.count:,} of {made.total:,} {made.role} documents whose {made.by} resemble the audited"
+    if made.after is None:
         return f"{text}; fewer than {LEAST}, too few to calibrate on: give others"
-    if before is not None:
-        text += f"; blind AUC {before.auc:.2f} before, {after.auc:.2f} with these"
-    if after.outcome == Outcome.FAILED:
-        return f"{text}: {by} still tell them apart, so this set repairs nothing"
-    column = ", tokens: tokens" if by == TOKENS else ""
-    use = f"corpus.{role}: {{path: {place}, id: id{column}}}"
+    if made.before is not None:
+        text += f"; blind AUC {made.before.auc:.2f} before, {made.after.auc:.2f} with these"
+    if made.after.outcome == Outcome.FAILED:
+        return f"{text}: {made.by} still tell them apart, so this set repairs nothing"
+    column = ", tokens: tokens" if made.by == TOKENS else ""
+    use = f"corpus.{made.role}: {{path: {made.path}, id: id{column}}}"
     return f"{text}. To calibrate on them: {use}; then seenset plan states what they can select"

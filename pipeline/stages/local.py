@@ -129,7 +129,7 @@ class _Pool:
             if not self.ready.is_set():
                 self.ready.set()
                 self.events.put(Ready())
-            kept = self.endpoint is None  # requests to an endpoint kill no process
+            driver = LOCAL_DRIVER if self.endpoint is None else None  # requests to an endpoint kill no process
 
             def advance(shard: Shard, documents: int, tokens: int) -> None:
                 """Report the progress of a shard; stop the worker if the driver has stopped."""
@@ -137,7 +137,7 @@ class _Pool:
                     raise _Stopped
                 self.events.put(Advance(shard.id, documents, tokens, *stream.failures(shard)))
 
-            stream = ShardStream(self.stage, worker, self.store, LOCAL_DRIVER, advance, alone=self.alone, kept=kept)
+            stream = ShardStream(self.stage, worker, self.store, driver, advance, alone=self.alone)
             for shard, result in stream.finish(self.take):
                 if isinstance(result, (FullError, StopError)):  # affects all other shards
                     raise result

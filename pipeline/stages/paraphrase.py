@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pipeline.detectors.registry import count_draws
 from pipeline.errors import UserError
 from pipeline.models.load import check_model, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
-from pipeline.passes.generate import Sampling
+from pipeline.passes.generate import Sampling, continuations
 from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
 from pipeline.passes.parts import PassSizes
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, StagePlan, Window, rows_schema
@@ -119,15 +120,8 @@ class Paraphraser:
     def work(self, batch: list[Entry], output: Output) -> None:
         """Draw the paraphrases of a batch."""
         texts = [(id_key(entry.document.doc_id), entry.work) for entry in batch]
-        results = draw_paraphrases(
-            self.model,
-            texts,
-            self.settings.draws,
-            self.settings.sampling,
-            self.seed,
-            batch_tokens=self.settings.cache_positions,
-            parts=self.parts,
-        )
+        draw = partial(continuations, batch_tokens=self.settings.cache_positions, parts=self.parts)
+        results = draw_paraphrases(self.model, texts, self.settings.draws, self.settings.sampling, self.seed, draw)
         for entry, result in zip(batch, results, strict=True):
             if not isinstance(result, Draws):
                 output.refuse(entry.document, Reason.MODEL_ERROR, result.message)

@@ -335,8 +335,9 @@ class Scorer:
                     predicted[needed] = torch.tensor([len(one) - 1 for one in ids])
                 elif needed.prefix is not None:
                     shots, places = self.prefixes[needed.prefix], [entry.places[needed.prefix] for entry in batch]
+                    behind = list(zip(places, ids, strict=True))
                     statistics[needed] = behind_in_parts(
-                        model, shots.ids, places, ids, self.batch_tokens, parts, self.held[needed]
+                        model, shots.ids, behind, self.batch_tokens, parts, self.held[needed]
                     )
                 else:
                     in_parts = versions_in_parts if versions else forward_in_parts

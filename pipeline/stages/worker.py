@@ -81,11 +81,10 @@ class ShardStream:
         stage: Stage,
         worker: Worker,
         store: Store,
-        driver: str = "",
+        driver: str | None = "",
         on_batch: Callable[[Shard, int, int], None] = lambda *_: None,
         *,
         alone: bool = True,
-        kept: bool = True,
     ) -> None:
         """Prepare a stream for a worker.
 
@@ -93,11 +92,10 @@ class ShardStream:
             stage: stage of the worker.
             worker: worker from `stage.make`.
             store: run directory.
-            driver: name of the driver, for the attempt logs.
+            driver: name of the driver, for the attempt logs; None: attempts are not recorded.
             on_batch: called before every window and after every batch with the shard and its finished documents and
                 tokens so far; an exception ends the stream, and `OvertakenError` only the attempt.
             alone: whether this process has no other worker.
-            kept: whether attempts are recorded.
         """
         self.stage = stage
         self.worker = worker
@@ -105,7 +103,6 @@ class ShardStream:
         self.driver = driver
         self.on_batch = on_batch
         self.alone = alone
-        self.kept = kept
         self.waited = self.worked = 0.0
         self.filed = False
         self.scored = False
@@ -215,7 +212,7 @@ class ShardStream:
 
     def _begin(self, shard: Shard) -> _Attempt:
         name = f"{self.stage.name}/{shard.id}"
-        log = AttemptLog(self.store, name, shard.name, self.driver, alone=self.alone, kept=self.kept)
+        log = AttemptLog(self.store, name, shard.name, self.driver, alone=self.alone)
         self._open.append(_Attempt(shard, log))
         return self._open[-1]
 

@@ -87,27 +87,24 @@ class AttemptLog:
     skipped from then on. If batches were recorded, only the documents of the last one are isolated.
     """
 
-    def __init__(
-        self, store: Store, work: str, source: str, driver: str, *, alone: bool = True, kept: bool = True
-    ) -> None:
+    def __init__(self, store: Store, work: str, source: str, driver: str | None, *, alone: bool = True) -> None:
         """Start an attempt.
 
         Args:
             store: run directory.
             work: `stage/shard`, the name of the log.
             source: name of the input, for messages.
-            driver: name of the driver; attempts of other drivers are discarded.
+            driver: name of the driver; attempts of other drivers are discarded. None: nothing is read or recorded.
             alone: whether this process has no other work in flight, so that a death before the first batch counts.
-            kept: if False, nothing is read or recorded.
 
         Raises:
             RuntimeError: too many attempts died.
         """
         self.store = store
         self.name = f"attempts/{work}.json"
-        self.kept = kept
-        record = _read_record(store, self.name) if kept else None
-        self.record = _Record(driver) if record is None or record.driver != driver else record
+        self.kept = driver is not None
+        record = _read_record(store, self.name) if self.kept else None
+        self.record = _Record(driver or "") if record is None or record.driver != driver else record
         if self.record.open and self.record.at == []:
             self.record.starts -= 1  # it had no work in flight
         elif self.record.open:

@@ -57,7 +57,7 @@ def test_an_attempt_that_fails_where_another_has_filed_has_its_receipt(tmp_path:
 
     class Overtaken(Recorder):
         def open(self, *_: object) -> None:
-            process(stage, Recorder(stage, Placement()), shard, store, "driver", kept=False)
+            process(stage, Recorder(stage, Placement()), shard, store, None)
             raise MemoryError
 
     assert process(stage, Overtaken(stage, Placement()), shard, store, "driver").n_scored == 9
@@ -69,7 +69,7 @@ class Beaten(Recorder):
     def work(self, batch: list[Entry], output: Output) -> None:
         super().work(batch, output)
         if not self.store.exists("receipts/turns/audit-000000.json"):
-            process(self.stage, Recorder(self.stage, Placement()), self.shard, self.store, "driver", kept=False)
+            process(self.stage, Recorder(self.stage, Placement()), self.shard, self.store, None)
 
 
 def test_the_slower_of_two_attempts_files_nothing_and_both_return_the_same_receipt(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_attempt_beside_another_one_that_is_killed_is_no_death_in_the_log(tmp
             if (child := os.fork()) == 0:
                 worker = Recorder(stage_of(deadly_at=str(tmp_path)), Placement())
                 worker.prepare = lambda *_: os._exit(1)  # type: ignore[method-assign]
-                process(stage, worker, shard, store, "driver", kept=False)
+                process(stage, worker, shard, store, None)
                 os._exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
             assert store.read(LOG) == before

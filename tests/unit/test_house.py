@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
 
+import seenset
 from pipeline.config.selection import CalibrationName
 from pipeline.corpus.formats import FORMATS
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.stages.registry import STAGES
+from ray_jobs.cli import app
 from tests.unit.error_messages import FOREIGN, cuts
 
 ROOT = Path(__file__).parents[2]
@@ -213,3 +216,47 @@ def test_the_reading_path_is_twelve_modules_of_at_most_4000_lines() -> None:
     named = [(path, name) for _, path, look_for in rows for name in re.findall(r"`@?(\w+)`", look_for)]
     assert len(named) > 8
     assert [(path, name) for path, name in named if not re.search(rf"\b{name}\b", texts[path])] == []
+
+
+COMMANDS = {one.replace("-", "_") for one in typer.main.get_command(app).commands}  # type: ignore[attr-defined]
+
+MOST_FUNCTION_LINES, MOST_PARAMETERS = 60, 6
+"""Of a function, with its docstring; `self` is no parameter."""
+
+SETTINGS = {
+    "detector": "a parameter of a detector is a setting of the configuration",
+    "triton.jit": "a kernel takes tensors, strides and compile-time constants one by one",
+}
+"""Decorators of functions that may have more parameters, and why; commands and public functions may too."""
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield from (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def has_settings(module: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether each parameter is something that a user sets: of a detector, a command or the Python interface."""
+    decorators = {ast.unparse(one).partition("(")[0] for one in function.decorator_list}
+    if decorators & set(SETTINGS):
+        return True
+    if module in ("ray_jobs.cli", "ray_jobs.commands"):
+        return function.name in COMMANDS
+    return function.name in seenset.__all__
+
+
+def count_parameters(given: ast.arguments) -> int:
+    named = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")]) + bool(given.vararg) + bool(given.kwarg)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_function_is_short_and_has_few_parameters(module: str) -> None:
+    long, wide = {}, {}
+    for function in functions(MODULES[module]):
+        if has_settings(module, function):
+            continue
+        if (count := count_parameters(function.args)) > MOST_PARAMETERS:
+            wide[function.name] = count
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > MOST_FUNCTION_LINES:
+            long[function.name] = lines
+    assert (long, wide) == ({}, {})

@@ -74,7 +74,7 @@ def test_a_cached_prefix_gives_the_scores_of_concatenation_in_batches_of_any_siz
     places = rng.integers(2, size=32).tolist()
     for start in range(0, 32, size):
         some, at = ids[start : start + size], places[start : start + size]
-        batch = behind_in_parts(tiny, prefixes, at, some, 400, PassSizes())
+        batch = behind_in_parts(tiny, prefixes, list(zip(at, some, strict=True)), 400, PassSizes())
         assert batch.mask.sum(1).tolist() == [len(one) - 1 for one in some]
         for row, (one, place) in enumerate(zip(some, at, strict=True)):
             whole = forward(tiny, [[*prefixes[place], *one]], LOG_PROB).log_prob[0, len(prefixes[place]) :]
@@ -82,12 +82,12 @@ def test_a_cached_prefix_gives_the_scores_of_concatenation_in_batches_of_any_siz
 
 
 def test_a_prefix_is_read_once_for_all_batches_and_a_long_one_is_held_alone(tiny: LanguageModel) -> None:
-    ids = [[5, 6, 7, 8]] * 20
+    texts = [(0, [5, 6, 7, 8])] * 20
     assert shared.shares_beginnings(tiny)
     held = shared.HeldPrefixes()
     with calls_of(tiny.model.model) as calls:
         for _ in range(2):
-            behind_in_parts(tiny, [list(range(2, 102))], [0] * 20, ids, 1_040, PassSizes(), held)
+            behind_in_parts(tiny, [list(range(2, 102))], texts, 1_040, PassSizes(), held)
     assert [call["input_ids"].numel() for call in calls] == [100, 40, 40, 40, 40]
     held, tail = shared.HeldPrefixes(), shared.find_tail(tiny.model)
     with torch.inference_mode():

@@ -133,7 +133,7 @@ def test_of_two_workers_that_end_a_shard_at_once_one_has_filed_it(tmp_path: Path
     stage = replace(stage_that_meets(2), quarantines=True, digest=ModelDigests())
 
     def filed(number: int) -> bool:
-        stream = ShardStream(stage, stage.make(stage, Placement()), store, "some driver", kept=False)
+        stream = ShardStream(stage, stage.make(stage, Placement()), store, driver=None)
         todo = iter([shard])
         assert [shard for shard, _ in stream.finish(lambda prefetch: next(todo, None))] == [shard]
         return stream.filed
