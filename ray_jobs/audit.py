@@ -9,7 +9,7 @@ from pipeline.answers.evaluation import Evaluation, evaluate_scores
 from pipeline.answers.evaluation_text import worded
 from pipeline.answers.select import Answering, select_all
 from pipeline.config.audit import AuditConfig
-from pipeline.endpoint.keys import keys_withdrawn
+from pipeline.endpoint.api_keys import keys_withdrawn
 from pipeline.errors import DamagedError, ExitCode
 from pipeline.report.evaluation_page import write_evaluation
 from pipeline.report.page import write_report

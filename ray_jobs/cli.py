@@ -269,7 +269,7 @@ def _planned(
     config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False, matched: str | None = None
 ) -> Plan:
     """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
-    from pipeline.endpoint.keys import withdraw_keys
+    from pipeline.endpoint.api_keys import withdraw_keys
     from pipeline.mark.mark import check_scored
     from pipeline.plan.description import load_config
     from pipeline.run.machine import may_need_cluster
@@ -481,7 +481,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 code = app(args=given, standalone_mode=False)
         finally:
             heartbeat.stop()
-            if keys := sys.modules.get("pipeline.endpoint.keys"):  # otherwise no command has needed a key
+            if keys := sys.modules.get("pipeline.endpoint.api_keys"):  # otherwise no command has needed a key
                 keys.give_keys_back()
     except UserError as error:
         supervisor.fail(str(error), int(error.exit_code))

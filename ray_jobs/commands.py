@@ -118,7 +118,7 @@ def verdict(
 ) -> None:
     """Test whether the collection was trained on, and state a lower bound of how many of its documents were."""
     _check_run(run)
-    from pipeline.answers.collection import block_kind
+    from pipeline.answers.scored_collection import block_kind
     from ray_jobs.select import give_verdict
 
     answer = give_verdict(run, block_kind(blocks))
@@ -350,7 +350,7 @@ def verify(
     json_: AsJson = False,
 ) -> None:
     """Recompute the answers in a bundle from its scores, offline and without the model. Exit 5 if one is refuted."""
-    from pipeline.bundle.contents import parse_commitment
+    from pipeline.bundle.members import parse_commitment
     from pipeline.bundle.verify import verify_bundle
 
     if os.path.isdir(bundle):

@@ -17,7 +17,7 @@ from pipeline.answers.select import Answering, check_training_keys, select_all
 from pipeline.answers.verdict import BlockKind, CollectionVerdict, write_verdict
 from pipeline.bundle.pack import pack_run
 from pipeline.config.audit import AuditConfig
-from pipeline.endpoint.keys import keys_withdrawn
+from pipeline.endpoint.api_keys import keys_withdrawn
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config
 from pipeline.report.page import rewrite_report, write_report

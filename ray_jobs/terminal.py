@@ -268,7 +268,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     """Print a table of the answers, the contradicted ones, and the guarantee of each list."""
     if not summaries:
         return
-    from pipeline.answers.bounds import bound_sentence
+    from pipeline.answers.stated_bounds import bound_sentence
     from pipeline.answers.summarise import learnt_sentences
     from pipeline.report.brief import next_steps
 

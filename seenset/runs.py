@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.answers.collection import block_kind
+from pipeline.answers.scored_collection import block_kind
 from pipeline.answers.verdict import CollectionVerdict
 from pipeline.config.audit import AuditConfig
 from pipeline.config.paths import placed

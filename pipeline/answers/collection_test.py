@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.answers import verdict_text as wording
-from pipeline.answers.collection import (
+from pipeline.answers.scored_collection import (
     MOST_DOCUMENTS,
     Collection,
     count_members,

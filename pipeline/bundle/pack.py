@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import __version__
-from pipeline.answers.collection import Collection, read_collection
+from pipeline.answers.scored_collection import Collection, read_collection
 from pipeline.answers.verdict import read_verdict
 from pipeline.bundle.container import RefutedError, pack_members
-from pipeline.bundle.contents import (
+from pipeline.bundle.members import (
     DOCUMENTS,
     TEXTS,
     VERDICTS,

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.answers.collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.answers.collection_test import Setting, audited_model, judge_parts, judge_scores
+from pipeline.answers.scored_collection import MOST_DOCUMENTS, Collection, depends
 from pipeline.answers.summarise import make_summary, summary_in_run
 from pipeline.bundle.container import INDEX, BundleIndex, RefutedError, unpack
-from pipeline.bundle.contents import (
+from pipeline.bundle.members import (
     DOCUMENTS,
     VERDICTS,
     BundledVersions,

@@ -15,6 +15,7 @@ from pydantic import Field
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
 from pipeline.checks.classifier import Shown, blind_result, classifier_input, count_compared, hold_out
 from pipeline.checks.diagnostic import LEAST_SHARED, BlindDiagnostic
+from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.checks.held_out_auc import (
     LEAST_BLOCKS,
     PASSING,
@@ -25,7 +26,6 @@ from pipeline.checks.held_out_auc import (
     documents_to_decide,
 )
 from pipeline.checks.held_out_tail import TailTest, tail_test
-from pipeline.checks.sample import DocumentSample, calibrating
 from pipeline.checks.words import CHARACTERS
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes, breaks_bounds
 from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, NearDuplicates, OverlapDiagnostic
+from pipeline.checks.document_sample import DocumentSample
 from pipeline.checks.held_out_tail import TailTest
-from pipeline.checks.sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import CorpusConfig, Role
 from pipeline.config.selection import NULL_ROLE, SelectionConfig

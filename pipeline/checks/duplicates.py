@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.diagnostic import CountDiagnostic
-from pipeline.checks.sample import DocumentSample
+from pipeline.checks.document_sample import DocumentSample
 from pipeline.corpus.formats import distinguishing_column
 from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.reasons import Reason

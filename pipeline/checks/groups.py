@@ -14,7 +14,7 @@ from pipeline.checks.dependent_documents import (
     is_unsafe,
     selected_by_storey,
 )
-from pipeline.checks.sample import DocumentSample
+from pipeline.checks.document_sample import DocumentSample
 from pipeline.config.corpus import Role
 from pipeline.selection.blocks import INFLATION, Blocks
 from pipeline.selection.guarantees import Outcome

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from pipeline.config.corpus import Role
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.files import suggested_encoding
 from pipeline.corpus.formats import format_named
+from pipeline.corpus.input_files import suggested_encoding
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard

@@ -16,7 +16,7 @@ from pipeline.checks.dependent_documents import (
     selected_by_storey,
 )
 from pipeline.checks.diagnostic import NearDuplicates
-from pipeline.checks.sample import DocumentSample, calibrating
+from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
 from pipeline.selection.blocks import INFLATION
 from pipeline.selection.guarantees import Outcome

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.checks.check import AnswerFacts, Check, Overlap, Planned, SampleCheck, SampleLine
 from pipeline.checks.diagnostic import NearDuplicatePair, OverlapDiagnostic
-from pipeline.checks.sample import DocumentSample, calibrating
+from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig

@@ -14,7 +14,7 @@ from pipeline import checks as package
 from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependent_documents import DependenceDiagnostic, after_dependence
 from pipeline.checks.diagnostic import Diagnostic
-from pipeline.checks.sample import DocumentSample, calibrating
+from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
 from pipeline.errors import UserError
 from pipeline.run.conclusion import conclude

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from pipeline.checks.check import Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.diagnostic import Diagnostic
-from pipeline.checks.sample import DocumentSample
+from pipeline.checks.document_sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
@@ -25,9 +25,9 @@ from pipeline.corpus.keys import make_excerpt
 from pipeline.errors import UserError
 from pipeline.run.records import Record
 from pipeline.run.scored import Scored, ShardMap
-from pipeline.selection.draws import DrawTable, IndependentDraws, OptionSet, independent_draws
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.shuffling import LEAST_DOCUMENTS, DrawCheck, NamingColumn, check_draws
+from pipeline.selection.version_draws import DrawTable, IndependentDraws, OptionSet, independent_draws
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS
 from pipeline.store.receipts import Receipt
 from pipeline.wording import short_id

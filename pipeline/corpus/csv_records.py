@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from pipeline.config.dialect import PLAIN, Dialect
-from pipeline.corpus.files import Overlong, named_separator
+from pipeline.corpus.input_files import Overlong, named_separator
 from pipeline.corpus.notes import HEADER_AGAIN, ROWS_IN_FIELD, SHORT_RECORDS, SURPLUS_FIELDS, Notes
 from pipeline.errors import UserError
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 from pipeline.config.corpus import Role, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.misplaced import instead_of_documents
-from pipeline.corpus.files import detected, single_column_note
 from pipeline.corpus.formats import (
     REMEDIES,
     content_format,
@@ -34,6 +33,7 @@ from pipeline.corpus.formats.jsonl import remedy_of_one
 from pipeline.corpus.formats.picture import IMAGE, PICTURE, is_picture
 from pipeline.corpus.formats.saved import SAVED
 from pipeline.corpus.formats.text import TEXT
+from pipeline.corpus.input_files import detected, single_column_note
 from pipeline.corpus.links import leads_out
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.scripts import count_units

@@ -18,9 +18,9 @@ import pyarrow as pa
 from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
 from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
-from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, encodable, overlong, unwatched
+from pipeline.corpus.input_files import Overlong
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.options import order_options, window_orders
 from pipeline.corpus.picture_files import picture_bytes, picture_problem

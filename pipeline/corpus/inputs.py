@@ -29,7 +29,6 @@ from pipeline.config.corpus import (
 from pipeline.config.paths import irregular_kind, path_origin, written
 from pipeline.corpus.documents import check_labels, read_labels, read_shard
 from pipeline.corpus.draw_features import names_answers
-from pipeline.corpus.files import is_local, line_digest
 from pipeline.corpus.formats import (
     applicable_dialect,
     by_bytes,
@@ -47,6 +46,7 @@ from pipeline.corpus.formats.base import Format, encodable
 from pipeline.corpus.formats.jsonl import lines
 from pipeline.corpus.formats.picture import beside_pictures
 from pipeline.corpus.formats.saved import HUB, SAVED, SAVED_MARKS
+from pipeline.corpus.input_files import is_local, line_digest
 from pipeline.corpus.links import (
     check_links,
     files_behind,

@@ -13,8 +13,8 @@ from pipeline.config.kinds import Capability, InputKind
 from pipeline.detectors import (
     camia,
     column,
+    continuations,
     deviation,
-    draws,
     gradient,
     knockoff,
     likelihood,
@@ -36,7 +36,7 @@ from pipeline.detectors.base import (
 from pipeline.detectors.plugins import Plugin, check_reaches_workers, fingerprint_of_plugins, imported, load_installed
 from pipeline.errors import UserError
 
-FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, draws, camia, column)
+FAMILIES = (likelihood, pairs, gradient, knockoff, deviation, prefix, samia, continuations, camia, column)
 
 
 def parse_detectors(entries: Sequence[str | dict[str, dict[str, Any]]]) -> tuple[Detector, ...]:

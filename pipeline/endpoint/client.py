@@ -26,7 +26,7 @@ from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
-from pipeline.endpoint.keys import error_without_key, masked, read_key, without_key
+from pipeline.endpoint.api_keys import error_without_key, masked, read_key, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})

@@ -14,7 +14,7 @@ import yaml
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from pipeline import __version__
-from pipeline.answers.bounds import bound_sentence
+from pipeline.answers.stated_bounds import bound_sentence
 from pipeline.config.models import ModelConfig
 from pipeline.config.paths import MARK
 from pipeline.errors import visible

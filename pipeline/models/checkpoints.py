@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pipeline.config.models import ModelConfig, expand_user
 from pipeline.errors import UserError, foreign_as_errors, nearest, not_opened, visible
 from pipeline.models.devices import quiet_panics
-from pipeline.models.files import (
+from pipeline.models.model_files import (
     ADAPTER_CONFIG,
     CONFIG,
     PICKLES,

@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from pipeline.errors import FullError, UserError, error_line, is_full
 from pipeline.models.checkpoints import TYPES, Checkpoint
-from pipeline.models.files import known_digest, process_folder
+from pipeline.models.model_files import known_digest, process_folder
 
 _log = logging.getLogger(__name__)
 

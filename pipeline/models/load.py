@@ -40,9 +40,9 @@ from pipeline.models.checkpoints import (
     weight_files,
 )
 from pipeline.models.devices import BUILDING, quieten
-from pipeline.models.files import adapter_files, file_digest, linked
 from pipeline.models.gguf_cache import Opened, is_small, unpacked, unpacked_settings
 from pipeline.models.merging import NotMergedError, adapter_tokens, keep_beside, merge
+from pipeline.models.model_files import adapter_files, file_digest, linked
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
 from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits

@@ -13,8 +13,8 @@ from pathlib import Path
 from pipeline.config.models import AnyModel, ModelConfig, expand_user
 from pipeline.errors import StopError
 from pipeline.models.checkpoints import locate, locate_adapter
-from pipeline.models.files import adapter_files
 from pipeline.models.load import fingerprint_model
+from pipeline.models.model_files import adapter_files
 
 Marks = Mapping[str, tuple[int, ...]]
 """Name of a file -> its size, time stamps and inode, which differ if it was changed or replaced."""

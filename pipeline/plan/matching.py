@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from pipeline.checks.blind import TOKENS, WORDS, blind_diagnostic, blocks_of_documents, sample_documents
 from pipeline.checks.classifier import blind, word_model
 from pipeline.checks.diagnostic import BlindDiagnostic
+from pipeline.checks.document_sample import calibrating
 from pipeline.checks.held_out_auc import LEAST, TOLERANCE, Blind
-from pipeline.checks.sample import calibrating
 from pipeline.checks.words import SHARES, character_shares, tokens, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role

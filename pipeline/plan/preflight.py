@@ -11,10 +11,10 @@ from pipeline.checks.blind import CHECK as BLIND
 from pipeline.checks.blind import SAMPLED_TEXTS
 from pipeline.checks.check import Planned, SampleLine
 from pipeline.checks.document_checks import PreflightChecks, checks_file, stored_preflight
+from pipeline.checks.document_sample import Effort, read_sample
 from pipeline.checks.groups import CHECK as GROUPS
 from pipeline.checks.input_findings import NOTE, WARNING
 from pipeline.checks.registry import check_sample, lines_about_inputs, lines_before_scoring, refuse_documents
-from pipeline.checks.sample import Effort, read_sample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.paths import written

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from pipeline.answers.bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
+from pipeline.answers.stated_bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
 from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, ShareDiagnostic
 from pipeline.checks.registry import CHECK_NAMED
 from pipeline.checks.resolution import shortest

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.answers.bounds import condition, share_text
 from pipeline.answers.selected import AlphaCurve, GroupCounts, ScoreHistogram
+from pipeline.answers.stated_bounds import condition, share_text
 from pipeline.checks.resolution import null_share
 from pipeline.report.brief import n_versions
 from pipeline.report.facts import RankHistogram, SelectionFacts

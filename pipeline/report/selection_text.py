@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from pydantic import JsonValue
 
-from pipeline.answers.bounds import bound_clause, bound_text, bounds_not_covered
+from pipeline.answers.stated_bounds import bound_clause, bound_text, bounds_not_covered
 from pipeline.answers.summarise import learnt_sentences
 from pipeline.checks.blind import differing_clause, untested_note
 from pipeline.checks.dependent_documents import GroupsDiagnostic, NearDuplicatesDiagnostic, what_holds

@@ -24,7 +24,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import BaseModel
 
-from pipeline.answers.bounds import share_text
+from pipeline.answers.stated_bounds import share_text
 from pipeline.checks.resolution import null_share
 from pipeline.errors import UserError, visible
 from pipeline.report import brief

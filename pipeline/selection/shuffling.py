@@ -25,7 +25,7 @@ from pipeline.corpus.draw_features import (
     UNKNOWN,
     names_answers,
 )
-from pipeline.selection.draws import DrawTable, binomial_tail, largest_cell
+from pipeline.selection.version_draws import DrawTable, binomial_tail, largest_cell
 
 LEVEL = 1e-6
 """Largest probability with which each set of tests contradicts an honest draw."""

@@ -100,7 +100,7 @@ class VersionPart:
     kinds: pa.Array  # lists of text: kinds of the sites of each document; empty if unknown
     forms: pa.Array  # lists of bytes: for each version of each document, one byte per site
     like: VersionPart | None = None  # the same documents with other scores; shares what is independent of scores
-    left_out: frozenset[str] = frozenset()  # ids of documents that are not used (`pipeline.selection.draws`)
+    left_out: frozenset[str] = frozenset()  # ids of documents that are not used (`pipeline.selection.version_draws`)
 
     @cached_property
     def residuals(self) -> VersionScores:

@@ -54,13 +54,13 @@ from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
 from pipeline.trial import table, trial_page
 from pipeline.trial import trial_text as wording
-from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import Point, TrialConfig, trial_audit
 from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, check_ranking, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, align_scores, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
 from pipeline.trial.trial_documents import Documents, check_inputs, read_documents
+from pipeline.trial.verdict_trial import collection_rows, collection_table, measure_collections
 
 LINE_SECONDS = 10.0
 """Seconds without a line of a training after which its next step is shown."""

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.models import EndpointConfig
+from pipeline.endpoint.api_keys import keys_withdrawn, masked, spellings, withdraw_keys, without_key
 from pipeline.endpoint.client import check_endpoint, headers
-from pipeline.endpoint.keys import keys_withdrawn, masked, spellings, withdraw_keys, without_key
 from pipeline.errors import UserError
 from seenset import audit
 from tests.helpers.commands import ended, printed

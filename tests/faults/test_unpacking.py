@@ -119,7 +119,7 @@ def test_a_long_window_is_read_where_there_is_memory_for_it(
 
 
 IMPORTS = """
-from pipeline.corpus.files import open_plain
+from pipeline.corpus.input_files import open_plain
 from pipeline.errors import UserError
 from test_unpacking import Path, texts
 """

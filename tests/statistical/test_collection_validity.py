@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, ttest_ind
 
-from pipeline.answers.collection import bound_of_blocks
+from pipeline.answers.scored_collection import bound_of_blocks
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.selection.collection import (

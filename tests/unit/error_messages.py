@@ -8,7 +8,7 @@ FOREIGN = {
     "pipeline.corpus.formats.jsonl.json_fault": "Python adds advice on long numbers",
     "pipeline.corpus.picture_files.picture_problem": "Pillow: the two sizes, before its guess",
     "pipeline.corpus.unpacking.Unpacked._refuse_memory": "zstandard: errors of memory have its only class",
-    "pipeline.endpoint.keys.error_without_key": "the only place that shortens the message of a client",
+    "pipeline.endpoint.api_keys.error_without_key": "the only place that shortens the message of a client",
     "pipeline.errors.error_line": "the only place that shortens the message of a library",
     "pipeline.errors.is_full": "libraries in Rust and C++ state a full disk in words alone",
     "pipeline.errors.not_opened": "fsspec: the package that is not installed",

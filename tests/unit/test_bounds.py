@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 import seenset
-from pipeline.answers.bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
+from pipeline.answers.stated_bounds import bound_clause, bound_sentence, bound_text, bounds_not_covered
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
 from pipeline.results.summary import Summary

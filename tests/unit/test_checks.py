@@ -16,8 +16,8 @@ from test_preflight_checks import planned, text
 import seenset
 from pipeline.checks.check import Check, Planned, offered
 from pipeline.checks.diagnostic import Diagnostic
+from pipeline.checks.document_sample import read_sample
 from pipeline.checks.registry import CHECKS, Conclusion, check_sample, lines_before_scoring, next_step
-from pipeline.checks.sample import read_sample
 from pipeline.plan.outlooks import outlooks
 from pipeline.plan.preflight import PLAN, check_documents
 from pipeline.report.brief import lights

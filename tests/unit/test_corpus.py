@@ -20,8 +20,8 @@ from benchmarks.small_model import WORDS
 from pipeline.config.audit import ResourcesConfig
 from pipeline.config.corpus import CorpusConfig, SourceConfig
 from pipeline.corpus.documents import Document, collapsed, fetch_texts, read_shard, text_key
-from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import measure_extent
+from pipeline.corpus.input_files import Extent
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.keys import make_excerpt, make_excerpts
 from pipeline.corpus.shard import Shard

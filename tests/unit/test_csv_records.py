@@ -25,10 +25,10 @@ from pipeline.corpus.csv_records import (
     csv_rows,
 )
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.files import Overlong
 from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource, RowEdits, TextEdit
 from pipeline.corpus.formats.csv_file import CSV
+from pipeline.corpus.input_files import Overlong
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks

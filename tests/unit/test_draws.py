@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Evidence, Pass
-from pipeline.detectors.draws import cdd_score, coverage_score, within_edits
+from pipeline.detectors.continuations import cdd_score, coverage_score, within_edits
 from pipeline.detectors.registry import needed_continuations, parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import open_model

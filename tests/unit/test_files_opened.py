@@ -26,7 +26,7 @@ from test_model_files import (
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.checkpoints import check_files
-from pipeline.models.files import NEUTRAL, adapter_files
+from pipeline.models.model_files import NEUTRAL, adapter_files
 
 WORK = str(Path(__file__).with_name("open_model_in_every_way.py"))
 Prepare = Callable[[Path, Path], dict[str, Any]]

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from pipeline.config.models import ModelConfig
 from pipeline.models import gguf_cache
 from pipeline.models.checkpoints import locate
-from pipeline.models.files import process_folder
 from pipeline.models.load import LanguageModel, check_model, fingerprint_model, open_model
+from pipeline.models.model_files import process_folder
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.forward import forward
 from tests.helpers.commands import in_a_process, user_error
@@ -134,7 +134,7 @@ def test_an_unwritable_cache_costs_one_unpacking_a_process_and_one_warning(
 OPEN = """
 import sys
 from pipeline.config.models import ModelConfig
-from pipeline.models.files import process_folder
+from pipeline.models.model_files import process_folder
 from pipeline.models.load import open_model
 
 open_model(ModelConfig(path=sys.argv[1]))

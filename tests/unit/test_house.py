@@ -260,3 +260,23 @@ def test_a_function_is_short_and_has_few_parameters(module: str) -> None:
         if (lines := (function.end_lineno or 0) - function.lineno + 1) > MOST_FUNCTION_LINES:
             long[function.name] = lines
     assert (long, wide) == ({}, {})
+
+
+SAME_NAMES = {
+    "base": "what all kinds of a package have: its name says of which",
+    "registry": "the kinds of a package, found by their places",
+    "audit select scoring progress": "the driver in ray_jobs, and what it carries out",
+    "preflight starter": "of an audit, and of a trial or a cluster",
+    "gradient knockoff paraphrase tokens": "a pass or a test, and the detector or stage that uses it",
+    "joint": "the statistics of a selection under several models, and the comparison that states it",
+    "ranking": "of models by a benchmark: of finished runs, and in a trial",
+    "summary": "of a selection, and of a schedule of scans",
+    "versions": "the procedure, and the Python interface of documents with versions",
+}
+"""Names of modules that several packages have, and why each reads well behind the name of its package."""
+
+
+def test_a_name_of_several_modules_reads_well_with_its_package() -> None:
+    names = [module.rpartition(".")[2] for module in MODULES if package_of(module) != module]
+    several = {name for name in names if names.count(name) > 1}
+    assert several == set(" ".join(SAME_NAMES).split())

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.checkpoints import check_files
-from pipeline.models.files import NEUTRAL, RARE_TOKENIZER_FILES, TOKENIZER_FILES
 from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.model_files import NEUTRAL, RARE_TOKENIZER_FILES, TOKENIZER_FILES
 from pipeline.models.tokens import open_tokenizer
 from pipeline.passes.generate import Prompt, Sampling, continuations
 from tests.helpers.commands import here, user_error

@@ -13,7 +13,7 @@ import pytest
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.scripts import count_units, units
 from pipeline.detectors.base import Continuations, Continued, Evidence, plan_passes
-from pipeline.detectors.draws import coverage_score
+from pipeline.detectors.continuations import coverage_score
 from pipeline.detectors.registry import needed_continuations, parse_detectors
 from pipeline.detectors.samia import cut_words, prefix_and_reference, rouge, samia_score
 from pipeline.models.tokens import count_words, tokenize

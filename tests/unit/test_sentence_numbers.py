@@ -17,7 +17,7 @@ from test_preflight_checks import planned, text
 
 import seenset
 from pipeline.answers import verdict_text as wording
-from pipeline.answers.bounds import bound_text, sureness
+from pipeline.answers.stated_bounds import bound_text, sureness
 from pipeline.answers.verdict import LEVEL, BlockTest, MemberCount
 from pipeline.checks.blind import blind_diagnostic
 from pipeline.checks.check import AnswerFacts

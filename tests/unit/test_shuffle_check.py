@@ -14,7 +14,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.draw_features import ASCENDING, DESCENDING, UNKNOWN, order_code
 from pipeline.errors import UserError
 from pipeline.plan.preflight import plan_checks
-from pipeline.selection.draws import binomial_tail, largest_cell
+from pipeline.selection.version_draws import binomial_tail, largest_cell
 from tests.helpers.made_up_items import (
     TEMPLATE,
     Row,

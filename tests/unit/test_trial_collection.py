@@ -10,9 +10,9 @@ from pipeline.answers.detection import CONFIDENCE
 from pipeline.errors import UserError
 from pipeline.selection.collection import PermutationTest, draw_blocks, joined_blocks, make_blocks, permutation_test
 from pipeline.selection.engine import Scores
-from pipeline.trial.collection import collection_rows, collection_table, measure_collections
 from pipeline.trial.config import TrialConfig, build_trial
 from pipeline.trial.repeats import Pool
+from pipeline.trial.verdict_trial import collection_rows, collection_table, measure_collections
 from tests.helpers.trials import trial
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.retired import retired
-from pipeline.corpus.files import Extent, read_head
 from pipeline.corpus.formats.base import ExportSource, Format
+from pipeline.corpus.input_files import Extent, read_head
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, binary_kind, suffix_compression
 from pipeline.errors import SettingError, UserError, error_line, nearest

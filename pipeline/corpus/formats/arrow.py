@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import BLOCK_BYTES, Extent, has_local_path, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import bounded_parts, check_schema, gathered, table_rows, top_columns
+from pipeline.corpus.input_files import BLOCK_BYTES, Extent, has_local_path, is_local
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, error_line

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent, Overlong
+from pipeline.corpus.input_files import Extent, Overlong
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard

@@ -23,7 +23,9 @@ from pipeline.corpus.csv_records import (
     csv_rows,
     split_record,
 )
-from pipeline.corpus.files import (
+from pipeline.corpus.formats import base
+from pipeline.corpus.formats.jsonl import line_ends
+from pipeline.corpus.input_files import (
     Extent,
     Overlong,
     columns_in_dialect,
@@ -34,8 +36,6 @@ from pipeline.corpus.files import (
     packed_file,
     read_head,
 )
-from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import line_ends
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard

@@ -14,9 +14,9 @@ from shlex import quote
 from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent, Overlong, columns_in_dialect, estimated_extent, open_plain, packed_file
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import ARRAY, check_first_rows, edited_line, object_columns, parsed_line, parsed_rows
+from pipeline.corpus.input_files import Extent, Overlong, columns_in_dialect, estimated_extent, open_plain, packed_file
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import suffix_compression

@@ -15,7 +15,8 @@ from typing import IO, Any
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import PLAIN
-from pipeline.corpus.files import (
+from pipeline.corpus.formats import base
+from pipeline.corpus.input_files import (
     Extent,
     Overlong,
     bounded_lines,
@@ -25,7 +26,6 @@ from pipeline.corpus.files import (
     packed_file,
     skip_line,
 )
-from pipeline.corpus.formats import base
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard, whole_shard

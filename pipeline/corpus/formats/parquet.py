@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import has_local_path, is_local
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import AT_ONCE, check_schema, edited_tables, table_rows, write_parquet
+from pipeline.corpus.input_files import has_local_path, is_local
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, error_line

@@ -14,7 +14,6 @@ import fsspec
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import line_digest
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.columns import (
     bounded_parts,
@@ -24,6 +23,7 @@ from pipeline.corpus.formats.columns import (
     top_columns,
     write_parquet,
 )
+from pipeline.corpus.input_files import line_digest
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.errors import UserError, error_line, nearest, visible
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.config.dialect import mark_of
-from pipeline.corpus.files import Overlong, wide_encoding
 from pipeline.corpus.formats import base
+from pipeline.corpus.input_files import Overlong, wide_encoding
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard

@@ -16,10 +16,10 @@ from typing import IO, Any, Literal, Self, cast
 import fsspec
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.corpus.files import Extent
 from pipeline.corpus.formats import base
 from pipeline.corpus.formats.jsonl import json_fault, object_columns, repeated_field
 from pipeline.corpus.formats.picture import IMAGE, is_picture
+from pipeline.corpus.input_files import Extent
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
 from pipeline.corpus.picture_files import Problem
 from pipeline.corpus.reasons import Reason

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.table import Table
 
-from pipeline.answers.collection import Collection, bound_of_blocks, depends
 from pipeline.answers.detection import UNDEFINED
+from pipeline.answers.scored_collection import Collection, bound_of_blocks, depends
 from pipeline.answers.verdict import LEVEL
 from pipeline.report.tables import Row, cell, labels, of_numbers, setting_rows, shown, spread
 from pipeline.selection.collection import joined_blocks, permutation_test

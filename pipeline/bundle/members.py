@@ -42,10 +42,10 @@ from pipeline.mark.commitment import (
 from pipeline.mark.mark import SCHEMA
 from pipeline.run.records import MANIFEST_FILE, VERDICT_FILE
 from pipeline.selection.blocks import NONE
-from pipeline.selection.draws import DrawTable
 from pipeline.selection.engine import Verdict
 from pipeline.selection.folds import Fold, RoleScores, run_queries
 from pipeline.selection.procedures.versions import answer_versions
+from pipeline.selection.version_draws import DrawTable
 from pipeline.selection.version_scores import VersionPart
 from pipeline.stages.events import FEATURES, FEATURES_TYPE, VERSIONS, VERSIONS_TYPE
 
