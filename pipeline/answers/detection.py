@@ -170,7 +170,7 @@ class Area:
 
     @classmethod
     def measure(cls, sample: DetectorScores) -> Area:
-        """The AUC of one model, with the standard error of `halvings.auc_with_error`."""
+        """The AUC of one model, with the standard error of `pipeline.checks.held_out_auc.auc_with_error`."""
         fpr, tpr = roc(sample.trained, sample.untrained)
         value, untied = float(np.trapezoid(tpr, fpr)), 1 - float(np.diff(tpr) @ np.diff(fpr))
         scores = np.concatenate([sample.trained, sample.untrained])

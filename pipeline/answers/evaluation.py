@@ -220,7 +220,7 @@ def evaluate_scores(config: AuditConfig, scored: Scored, limit: int | None) -> E
 
     AUC and TPR with 95% intervals, as in `pipeline.answers.detection`. The first row is a classifier that knows only
     the words: what it finds is not membership. It is tested on at most 5,000 documents of each role. Documents of one
-    group or family of near-duplicates (`halvings.blocks_among`) count as one unit of an interval.
+    group or family of near-duplicates (`pipeline.checks.held_out_auc.blocks_among`) count as one unit of an interval.
 
     Args:
         config: configuration of the run.
