@@ -287,7 +287,7 @@ def _planned(
     heartbeat.phase("listing the inputs")
     planned = make_plan(audit, limit)
     heartbeat.phase("reading documents before scoring")
-    if audit.corpus.versions is not None:
+    if audit.corpus.has_versions:
         for entry in planned.inputs:
             check_scored(entry.path)
     check_model_files(planned)

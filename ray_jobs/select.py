@@ -84,12 +84,12 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         UserError: not a run directory, an unfinished run (exit 3), a damaged answer, no unseen documents, or too few of
             them.
     """
-    if blocks is not None and read_run(Store(run))[0].config.corpus.versions is not None:
+    if blocks is not None and read_run(Store(run))[0].config.corpus.has_versions:
         raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
     with _answered(run) as (config, scored, limit):
         check_budget(config, scored)
         fold = shard_mapper(scored.store, True)
-        if config.corpus.versions is None:
+        if not config.corpus.has_versions:
             verdict = judge_collection(config, scored, limit, fold, blocks)
         else:
             verdict = judge_versions(config, scored, limit, fold)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import torch
 
 from pipeline.answers.summarise import make_summary
-from pipeline.checks.check import AnswerFacts, Need
+from pipeline.checks.check import AnswerFacts
 from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes
 from pipeline.config.corpus import Role
+from pipeline.config.kinds import SCORES
 from pipeline.config.models import ModelConfig
 from pipeline.config.retired import retired
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, CalibrationName, Direction, SelectionConfig
@@ -337,8 +338,7 @@ def _answer(selection: SelectionConfig, tables: Mapping[Role, pa.Table], seed: i
         NO_GROUPS if groups is None else GroupSizes.of_names(groups.take(pa.array(places)))
         for places in (roles["audit"], calibrating)
     ]
-    offers: frozenset[Need] = frozenset({"known"})
-    facts = AnswerFacts(selection=selection, answer=verdict.answer, offers=offers, groups=(sizes[0], sizes[1]))
+    facts = AnswerFacts(selection=selection, answer=verdict.answer, offers=SCORES.offers, groups=(sizes[0], sizes[1]))
     summary = make_summary(facts, int(selected.sum()), quarantined)
     if summary.learn is not None:
         note = PoolQuestion.of(selection, summary.n_calibration, summary.n_audit).note()

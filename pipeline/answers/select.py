@@ -35,7 +35,7 @@ from pipeline.answers.top_documents import (
     write_thumbnails,
 )
 from pipeline.checks.blind import NO_BLIND_TEST, BlindTest, blind_file
-from pipeline.checks.check import AnswerFacts, Overlap, offered
+from pipeline.checks.check import AnswerFacts, Overlap
 from pipeline.checks.dependent_documents import MOST, NO_GROUPS, RoleDocuments, SelectionBlocks, read_sketches
 from pipeline.checks.document_checks import run_blind_test
 from pipeline.checks.overlap import NO_OVERLAP, find_overlaps
@@ -214,7 +214,7 @@ def _tasks(
 ) -> tuple[list[_SelectionTask], dict[Role, RoleDocuments]]:
     """The configured selections, with shared data: spans of scores, checks and dependent documents."""
     columns = _columns(config.selections)
-    if config.corpus.versions is not None:
+    if config.corpus.has_versions:
         span, checked = find_span(scored, ["audit"], columns, each), (NO_OVERLAP, NO_BLIND_TEST)
         draws = read_version_draws(config, scored, each)
         tasks = [_SelectionTask(config, one, scored, *checked, span, limit, texts) for one in config.selections]
@@ -274,7 +274,7 @@ def _answer_all(tasks: Sequence[_SelectionTask], each: ShardMap) -> list[tuple[_
     """
     scored = tasks[0].scored
     detectors = _columns([task.selection for task in tasks])
-    versions = [] if tasks[0].config.corpus.versions is None else [VERSIONS]
+    versions = [VERSIONS] if tasks[0].config.corpus.has_versions else []
     columns = ["doc_id", "row", "id_key", "text_key", "group", *detectors, *versions]
 
     def run_folds(folds: Sequence[tuple[int, Fold]]) -> dict[int, Any]:
@@ -384,7 +384,7 @@ class _SelectionTask:
 
     def query(self) -> Query[Answer]:
         """The folds that the answer needs."""
-        if self.config.corpus.versions is not None:
+        if self.config.corpus.has_versions:
             return answer_versions(self.selection, self.config.seed, self.quarantined)
         sought = SOUGHT_ROLE[self.selection.direction]
         needed = procedure_of(self.selection.procedure).reads_sought
@@ -431,7 +431,7 @@ class _SelectionTask:
         facts = AnswerFacts(
             selection=self.selection,
             answer=answer,
-            offers=offered(self.config.corpus),
+            offers=self.config.corpus.kind.offers,
             groups=(NO_GROUPS, NO_GROUPS)
             if self.blocks is None
             else (documents["audit"].groups, self.blocks.calibrating),

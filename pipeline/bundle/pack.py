@@ -72,7 +72,7 @@ def pack_run(config: AuditConfig, scored: Scored, each: ShardMap, texts: bool = 
         if read_summary(store, one.name) is None:
             raise IncompleteError(f"selection {one.name} of {store.url} is not made yet: run the audit to its end")
     verdict, collection = read_verdict(store), None
-    if verdict is not None and config.corpus.versions is None:
+    if verdict is not None and not config.corpus.has_versions:
         kind = None if verdict.test is None else verdict.test.blocks
         collection = read_collection(config, scored, each, kind)
     packing = _Packing.gather(config, scored, selections, collection, each, texts)
@@ -116,7 +116,7 @@ class _Packing:
         texts: bool,
     ) -> _Packing:
         """Find the known documents that calibrate, and near-duplicates."""
-        if config.corpus.versions is not None:
+        if config.corpus.has_versions:
             return cls(scored, bundled_schema(selections, [], texts, versions=True), {}, {}, None)
         roles = list(dict.fromkeys(NULL_ROLE[one.direction] for one in selections))
         overlaps = find_overlaps(scored, roles, config, each)

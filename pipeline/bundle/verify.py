@@ -31,7 +31,7 @@ from pipeline.bundle.members import (
     summary_member,
     verdicts_member,
 )
-from pipeline.checks.check import AnswerFacts, offered
+from pipeline.checks.check import AnswerFacts
 from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes, NearDuplicatesDiagnostic
 from pipeline.checks.diagnostic import BlindDiagnostic
 from pipeline.checks.registry import CHECK_NAMED, Conclusion
@@ -143,7 +143,7 @@ class _Bundle:
         for selection in index.selections:
             check_known(selection.procedure, f"selection {selection.name}: ")
         manifest = build(Manifest, opened(_json(members, MANIFEST_FILE), MANIFEST_FILE))
-        has_versions = manifest.config.corpus.versions is not None
+        has_versions = manifest.config.corpus.has_versions
         schema = bundled_schema(index.selections, index.columns, index.texts, has_versions)
         documents = _table(members, DOCUMENTS, schema)
         check_values(documents)
@@ -341,7 +341,7 @@ class _Bundle:
         facts = AnswerFacts(
             selection=selection,
             answer=recomputed.answer,
-            offers=offered(config.corpus),
+            offers=config.corpus.kind.offers,
             groups=(NO_GROUPS, NO_GROUPS) if self.versions is not None else self._groups(role, recomputed),
             near={} if near is None else {"audit": near.audit, role: near.calibration},
             shuffle=None if self.versions is None else self.versions.draws.diagnostic,

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 from pydantic import Field
 
-from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
+from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
 from pipeline.checks.classifier import Shown, blind_result, classifier_input, count_compared, hold_out
 from pipeline.checks.diagnostic import LEAST_SHARED, BlindDiagnostic
 from pipeline.checks.document_sample import DocumentSample, calibrating
@@ -29,6 +29,7 @@ from pipeline.checks.held_out_tail import TailTest, tail_test
 from pipeline.checks.words import CHARACTERS
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.kinds import Capability
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
@@ -413,7 +414,7 @@ def _undecided(blind: BlindDiagnostic, role: str) -> str:
 
 
 def _unmade(facts: AnswerFacts) -> BlindDiagnostic:
-    if "versions" in facts.offers:
+    if Capability.VERSIONS in facts.offers:
         return NO_BLIND_TEST.diagnostic
     return BlindDiagnostic(outcome=Outcome.INCONCLUSIVE, tested=False, sentence=untested(facts.role, ONLY_SCORES))
 
@@ -426,7 +427,7 @@ CHECK = Check(
     absent="never",
     place=1,
     title_of_versions="Unseen documents",
-    needs=frozenset({"known", "text"}),
+    needs=KNOWN_TEXTS,
     on_scores=lambda facts: facts.blind,
     unmade=_unmade,
     sample=SampleCheck(

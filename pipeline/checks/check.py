@@ -19,7 +19,8 @@ from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, NearDuplicat
 from pipeline.checks.document_sample import DocumentSample
 from pipeline.checks.held_out_tail import TailTest
 from pipeline.config.audit import AuditConfig
-from pipeline.config.corpus import CorpusConfig, Role
+from pipeline.config.corpus import Role
+from pipeline.config.kinds import Capability
 from pipeline.config.selection import NULL_ROLE, SelectionConfig
 from pipeline.errors import UserError
 from pipeline.run.conclusion import SelectionResult
@@ -28,23 +29,18 @@ from pipeline.selection.folds import Answer
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.external_sort import SortedRows
 
-Need = Literal["known", "text", "versions"]
-"""Of documents: known ones that calibrate, contents to compare, published versions among others."""
-
 Time = Literal["sample", "scores"]
 """When a check is made: on documents that are read before scoring, or for an answer after it."""
 
 Absent = Literal["never", "null", "left out"]
 """What a summary has in the place of a result where the check does not apply; never: it applies to every answer."""
 
+KNOWN = frozenset({Capability.SINGLE})
+KNOWN_TEXTS = KNOWN | {Capability.CONTENTS}
+"""Needs of checks that compare known with audited documents."""
+
 LAST = 100
 """The place of a check after all that state their own."""
-
-
-def offered(corpus: CorpusConfig) -> frozenset[Need]:
-    """What the documents of a corpus offer to checks."""
-    kind: Need = "known" if corpus.versions is None else "versions"
-    return frozenset({kind, "text"}) if corpus.has_text else frozenset({kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class AnswerFacts:
 
     selection: SelectionConfig
     answer: Answer
-    offers: frozenset[Need]  # of the documents
+    offers: frozenset[Capability]  # of the kind of the documents
     groups: tuple[GroupSizes, GroupSizes] = NO_GROUPS, NO_GROUPS  # audited documents, and those that calibrate
     scored: Scored | None = None
     overlap: Overlap | None = None  # of the null role with the audited documents
@@ -162,7 +158,7 @@ class Check:
     on_scores: Callable[[AnswerFacts], Diagnostic | None]  # None: it does not apply
     sample: SampleCheck | None = None  # before scoring; None: only an answer shows it
     finding: Callable[..., Any] | None = None  # what both times call; None: it is made at one time only
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[Capability] = frozenset()  # of the documents; known ones calibrate those without versions
     unmade: Callable[[AnswerFacts], Diagnostic | None] = lambda facts: None  # where documents lack what it needs
     brief: Callable[[Any, SelectionResult], str] = first_sentence  # why it did not pass, in one line
     next: Callable[[Any, Role], str | None] = correct_it  # what to do where it contradicts an answer, or decides none

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from pipeline.checks.check import AnswerFacts, Check
+from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check
 from pipeline.checks.dependent_documents import LARGE, near_duplicates_file
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.held_out_tail import TAIL_LEVEL
@@ -184,7 +184,7 @@ CHECK = Check(
         "were split by families."
     ),
     place=10,
-    needs=frozenset({"known", "text"}),
+    needs=KNOWN_TEXTS,
     on_scores=families_diagnostic,
     next=lambda diagnostic, role: (
         f"Leave the named family out of the audit, or add {role} documents like it, and make a new run."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.check import KNOWN, AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependence_plan import BlockCounts, count_blocks, dependence_lines
 from pipeline.checks.dependent_documents import (
     GroupsDiagnostic,
@@ -105,7 +105,7 @@ CHECK = Check(
     record=GroupsDiagnostic,
     description=("Whether documents are grouped, so that they may depend on each other; null where none or few are."),
     place=5,
-    needs=frozenset({"known"}),
+    needs=KNOWN,
     on_scores=group_diagnostic,
     sample=SampleCheck(
         "blocks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.check import KNOWN, AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependent_documents import (
     NearDuplicatesDiagnostic,
     answers_that_hold,
@@ -18,6 +18,7 @@ from pipeline.checks.dependent_documents import (
 from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.config.corpus import Role
+from pipeline.config.kinds import Capability
 from pipeline.selection.blocks import INFLATION
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import procedure_of
@@ -50,7 +51,7 @@ def near_duplicates_diagnostic(facts: AnswerFacts) -> NearDuplicatesDiagnostic |
         sentences.append(NO_BOUND)
     failed = unsafe or factor > INFLATION or (procedure_of(procedure).per_list and unbounded)
     harmless = Outcome.INCONCLUSIVE if audit.n_copies or calibration.n_copies else Outcome.PASSED
-    outcome, compared = Outcome.FAILED if failed else harmless, "text" in facts.offers
+    outcome, compared = Outcome.FAILED if failed else harmless, Capability.CONTENTS in facts.offers
     return NearDuplicatesDiagnostic(
         outcome=outcome if compared else Outcome.INCONCLUSIVE,
         sentence=" ".join(sentences) if compared else UNCHECKED,
@@ -140,7 +141,7 @@ CHECK = Check(
     record=NearDuplicatesDiagnostic,
     description="Near-duplicates among the documents of one role; null where there were no texts.",
     place=4,
-    needs=frozenset({"known"}),
+    needs=KNOWN,
     on_scores=near_duplicates_diagnostic,
     sample=SampleCheck(
         "copies",

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.checks.check import AnswerFacts, Check, Overlap, Planned, SampleCheck, SampleLine
+from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check, Overlap, Planned, SampleCheck, SampleLine
 from pipeline.checks.diagnostic import NearDuplicatePair, OverlapDiagnostic
 from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
+from pipeline.config.kinds import Capability
 from pipeline.config.selection import SelectionConfig
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.known_texts import NAMED_PAIRS, KnownTexts, SharedTexts
@@ -251,7 +252,7 @@ NO_OVERLAP = Overlap(
 
 
 def _unmade(facts: AnswerFacts) -> OverlapDiagnostic:
-    if "versions" in facts.offers:
+    if Capability.VERSIONS in facts.offers:
         return NO_OVERLAP.diagnostic
     untested = f"Whether {facts.role} documents are near-duplicates of audited ones was not tested."
     return OverlapDiagnostic(outcome=Outcome.INCONCLUSIVE, sentence=untested, n_calibration=0, n_audit=0)
@@ -264,7 +265,7 @@ CHECK = Check(
     description="Calibration documents that are near-duplicates of audited ones.",
     absent="never",
     place=3,
-    needs=frozenset({"known", "text"}),
+    needs=KNOWN_TEXTS,
     on_scores=lambda facts: None if facts.overlap is None else facts.overlap.diagnostic,
     unmade=_unmade,
     sample=SampleCheck(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from pydantic import Field, create_model
 
 from pipeline import checks as package
-from pipeline.checks.check import AnswerFacts, Check, Planned, SampleCheck, SampleLine
+from pipeline.checks.check import KNOWN, AnswerFacts, Check, Planned, SampleCheck, SampleLine
 from pipeline.checks.dependent_documents import DependenceDiagnostic, after_dependence
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.document_sample import DocumentSample, calibrating
@@ -89,7 +89,7 @@ else:
 
 def _part_of_plan(check: Check) -> tuple[bool, bool]:
     """Sorts checks into those of single documents, between roles, and of documents that depend on one another."""
-    return check.joins != "", "known" in check.needs
+    return check.joins != "", check.needs >= KNOWN
 
 
 SAMPLED: tuple[tuple[Check, SampleCheck], ...] = tuple(

@@ -20,6 +20,7 @@ from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.document_sample import DocumentSample
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import VersionsConfig
+from pipeline.config.kinds import Capability
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures
 from pipeline.corpus.keys import make_excerpt
 from pipeline.errors import UserError
@@ -324,7 +325,7 @@ CHECK = Check(
     ),
     absent="left out",
     place=12,
-    needs=frozenset({"versions"}),
+    needs=frozenset({Capability.VERSIONS}),
     on_scores=lambda facts: facts.shuffle,
     sample=SampleCheck(
         "draws",

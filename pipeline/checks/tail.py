@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline.checks.check import AnswerFacts, Check
+from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.held_out_tail import TAIL_LEVEL, TailTest
 from pipeline.run.scored import Scored
@@ -157,7 +157,7 @@ CHECK = Check(
         "test was not made."
     ),
     place=9,
-    needs=frozenset({"known", "text"}),
+    needs=KNOWN_TEXTS,
     on_scores=tail_diagnostic,
     next=lambda diagnostic, role: (
         f"Leave the named documents out of the audit, or add {role} documents of their kind, and make a new run."

@@ -428,6 +428,11 @@ class CorpusConfig(Section):
         return None if self.audit is None else self.audit.versions
 
     @property
+    def has_versions(self) -> bool:
+        """Whether the audited documents have versions, among which answers rank them without known documents."""
+        return Capability.VERSIONS in self.kind.offers
+
+    @property
     def has_pictures(self) -> bool:
         """Whether the documents are pictures."""
         return Capability.PART in self.kind.offers

@@ -440,7 +440,7 @@ def plan_shards(
         if source is not None and source.scores:
             _check_scores(whole_shard(entry, source, transform, limits))
     shards: list[Shard] = []
-    if corpus.versions is not None:  # a file may hold many in few bytes
+    if corpus.has_versions:  # a file may hold many in few bytes
         inputs = [replace(entry, size=max(entry.size, entry.text_bytes)) for entry in inputs]
     shard_bytes = _shard_bytes(inputs, resources, limit, corpus.has_pictures)
     for role, source in corpus.roles():

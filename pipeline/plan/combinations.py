@@ -127,7 +127,7 @@ def _check_selection(config: AuditConfig, selection: SelectionConfig, where: str
     check_settings(selection, where)
     _check_selection_kind(selection, config.corpus.kind, where)
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
-    if chosen.signed or config.corpus.versions is not None:
+    if chosen.signed or config.corpus.has_versions:
         return
     role = NULL_ROLE[selection.direction]
     if getattr(config.corpus, role) is None:

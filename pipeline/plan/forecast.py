@@ -87,7 +87,7 @@ def _scored_texts(plan: Plan) -> tuple[float, float] | None:
     None where documents have neither versions nor token ids, or none of the first ones can be scored.
     """
     corpus = plan.config.corpus
-    if corpus.versions is None and not corpus.has_ids:
+    if not corpus.has_versions and not corpus.has_ids:
         return None
     first = islice(chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
     scored = [document.texts for document in first if document.problem is None]

@@ -42,7 +42,7 @@ def outlooks(
     if not config.selections:
         return []
     m = roles["audit"]["documents"]
-    if config.corpus.versions is not None:
+    if config.corpus.has_versions:
         return [planned_by_versions(selection, m) for selection in config.selections]
     made = []
     for selection in config.selections:

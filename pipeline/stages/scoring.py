@@ -62,7 +62,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     stage = wanted.stage(
         SCORING,
         folder=SCORE_FOLDER,
-        schema=score_schema(columns) if config.corpus.versions is None else versions_schema(columns),
+        schema=versions_schema(columns) if config.corpus.has_versions else score_schema(columns),
         settings=settings,
         make=SCORERS[config.corpus.kind.keys[0]],
         reads=tuple(earlier),

@@ -14,10 +14,11 @@ import yaml
 from test_preflight_checks import planned, text
 
 import seenset
-from pipeline.checks.check import Check, Planned, offered
+from pipeline.checks.check import Check, Planned
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.document_sample import read_sample
 from pipeline.checks.registry import CHECKS, Conclusion, check_sample, lines_before_scoring, next_step
+from pipeline.config.kinds import Capability
 from pipeline.plan.outlooks import outlooks
 from pipeline.plan.preflight import PLAN, check_documents
 from pipeline.report.brief import lights
@@ -48,7 +49,7 @@ def test_the_names_of_the_checks_are_those_of_the_summary(make_audit: Callable[.
     seenset.audit(make_audit(audit=60, unseen=60))
     (file,) = (tmp_path / "run/selection").glob("*/summary.json")
     named = [*json.loads(file.read_text(encoding="utf-8"))["diagnostics"]]
-    assert named == [check.name for check in CHECKS if "versions" not in check.needs]
+    assert named == [check.name for check in CHECKS if Capability.VERSIONS not in check.needs]
     assert [*Conclusion.model_fields] == [check.name for check in CHECKS]
 
 
@@ -78,7 +79,7 @@ def test_a_plan_makes_the_checks_that_declare_a_sample_and_no_other(tmp_path: Pa
     counts = {role: plan.documents(role)[0] for role, _ in plan.config.corpus.roles()}
     (outlook,) = outlooks(plan.config, {role: {"documents": n, "exact": True} for role, n in counts.items()})
     made |= {check.name for check in CHECKS if check.from_counts and outlook["sentence"]}
-    possible = [check for check in CHECKS if check.needs <= offered(plan.config.corpus)]
+    possible = [check for check in CHECKS if check.needs <= plan.config.corpus.kind.offers]
     assert made == {check.name for check in possible if "sample" in check.times}
     assert made == {"blind", "resolution", "overlap", "near_copies", "groups", "duplicates"}
     lines = lines_before_scoring(check_documents(plan, PLAN), Planned(plan.config, counts, whole=True))

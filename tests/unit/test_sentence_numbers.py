@@ -25,6 +25,7 @@ from pipeline.checks.diagnostic import NearDuplicates
 from pipeline.checks.held_out_auc import Blind
 from pipeline.checks.near_copies import near_duplicates_diagnostic
 from pipeline.checks.resolution import ResolutionDiagnostic, resolution_diagnostic
+from pipeline.config.kinds import SCORES, TEXTS
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import SelectionConfig
 from pipeline.plan.description import build_config
@@ -281,7 +282,7 @@ def copies(sizes: list[int]) -> NearDuplicates:
 def resolution_of(answer: Answer) -> ResolutionDiagnostic:
     """The check of the number of calibration documents, which depends on the answer alone."""
     selection = SelectionConfig(name="a", detectors=["d0"])
-    return resolution_diagnostic(AnswerFacts(selection=selection, answer=answer, offers=frozenset({"known"})))
+    return resolution_diagnostic(AnswerFacts(selection=selection, answer=answer, offers=SCORES.offers))
 
 
 @pytest.mark.parametrize("sizes", [[3, 1, 1, 1], [2, 2, 2], [4, 3, 2, 1, 1]])
@@ -297,7 +298,7 @@ def test_copies_that_calibrate_shrink_p_values_by_the_stated_factor_and_no_more(
         AnswerFacts(
             selection=selection,
             answer=verdict.answer,
-            offers=frozenset({"known", "text"}),
+            offers=TEXTS.offers,
             near={"audit": copies([1] * 9), "unseen": copies(sizes)},
         )
     )
