@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.checks.document_checks import PreflightChecks, stored_preflight
 from pipeline.config.audit import AuditConfig, ResourcesConfig
 from pipeline.config.models import ModelConfig
 from pipeline.detectors.registry import needed_adapters, parse_detectors
@@ -18,6 +17,7 @@ from pipeline.models.sharing import SharedModels
 from pipeline.models.weight_dtypes import processor_here
 from pipeline.plan.preflight import RUN, begin_checks, check_before_scoring
 from pipeline.plan.stage_plan import device_on_file, with_memory
+from pipeline.results.document_checks import PreflightChecks, stored_preflight
 from pipeline.run.dtypes import Arithmetic, WorkerFacts, decide_types, earlier_arithmetic
 from pipeline.run.machine import (
     LocalMachine,

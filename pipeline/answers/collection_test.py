@@ -33,13 +33,13 @@ from pipeline.answers.verdict import (
 )
 from pipeline.checks.blind import NO_BLIND_TEST, after_blind
 from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic
-from pipeline.checks.document_checks import run_blind_test
 from pipeline.checks.shuffle import AS_DRAWN, ShuffleDiagnostic, read_version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, display_name
 from pipeline.config.selection import SelectionConfig
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
+from pipeline.results.document_checks import run_blind_test
 from pipeline.results.summary import Summary, unsettled
 from pipeline.run.conclusion import bound_condition, conclude
 from pipeline.run.conclusion_text import CONTRADICTED, ONLY_SCORES

@@ -37,7 +37,6 @@ from pipeline.answers.top_documents import (
 from pipeline.checks.blind import NO_BLIND_TEST, BlindTest, blind_file
 from pipeline.checks.check import AnswerFacts, Overlap
 from pipeline.checks.dependent_documents import MOST, NO_GROUPS, RoleDocuments, SelectionBlocks, read_sketches
-from pipeline.checks.document_checks import run_blind_test
 from pipeline.checks.overlap import NO_OVERLAP, find_overlaps
 from pipeline.checks.shuffle import VersionDraws, read_version_draws
 from pipeline.config.audit import AuditConfig
@@ -48,6 +47,7 @@ from pipeline.corpus.documents import id_key
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import FileError, UserError
 from pipeline.models.devices import give_back
+from pipeline.results.document_checks import run_blind_test
 from pipeline.results.history import HISTORY_FILE, Command, note_answers
 from pipeline.results.summary import Summary, summary_file
 from pipeline.run.digests import (

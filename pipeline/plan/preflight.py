@@ -10,7 +10,6 @@ from typing import Any
 from pipeline.checks.blind import CHECK as BLIND
 from pipeline.checks.blind import SAMPLED_TEXTS
 from pipeline.checks.check import Planned, SampleLine
-from pipeline.checks.document_checks import PreflightChecks, checks_file, stored_preflight
 from pipeline.checks.document_sample import Effort, read_sample
 from pipeline.checks.groups import CHECK as GROUPS
 from pipeline.checks.input_findings import NOTE, WARNING
@@ -21,6 +20,7 @@ from pipeline.config.paths import written
 from pipeline.errors import UserError
 from pipeline.plan.matching import advice
 from pipeline.plan.outlooks import outlooks
+from pipeline.results.document_checks import PreflightChecks, checks_file, stored_preflight
 from pipeline.run.plan import Plan
 from pipeline.run.records import write_record
 from pipeline.selection.guarantees import Outcome

@@ -18,7 +18,6 @@ from pipeline.checks.check import Check, Planned
 from pipeline.checks.diagnostic import Diagnostic
 from pipeline.checks.document_sample import read_sample
 from pipeline.checks.registry import CHECKS, Conclusion, check_sample, lines_before_scoring, next_step
-from pipeline.config.kinds import Capability
 from pipeline.plan.outlooks import outlooks
 from pipeline.plan.preflight import PLAN, check_documents
 from pipeline.report.brief import lights
@@ -49,7 +48,7 @@ def test_the_names_of_the_checks_are_those_of_the_summary(make_audit: Callable[.
     seenset.audit(make_audit(audit=60, unseen=60))
     (file,) = (tmp_path / "run/selection").glob("*/summary.json")
     named = [*json.loads(file.read_text(encoding="utf-8"))["diagnostics"]]
-    assert named == [check.name for check in CHECKS if Capability.VERSIONS not in check.needs]
+    assert named == [check.name for check in CHECKS if check.absent != "left out"]
     assert [*Conclusion.model_fields] == [check.name for check in CHECKS]
 
 

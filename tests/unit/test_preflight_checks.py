@@ -17,12 +17,12 @@ from rich.console import Console
 
 from benchmarks.small_model import WORDS
 from pipeline.checks import blind as blind_wording
-from pipeline.checks.document_checks import stored_preflight
 from pipeline.checks.overlap import find_overlaps
 from pipeline.errors import UserError
 from pipeline.plan.description import build_config, load_config
 from pipeline.plan.forecast import forecast
 from pipeline.plan.preflight import RUN, Effort, begin_checks, check_before_scoring, check_documents, plan_checks
+from pipeline.results.document_checks import stored_preflight
 from pipeline.run.plan import Plan, make_plan
 from pipeline.run.scored import read_scored
 from pipeline.selection.procedures.bh import BH
