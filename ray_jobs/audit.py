@@ -55,6 +55,13 @@ def run_audit(
 ) -> RunResult:
     """Carry out the unfinished parts of an audit: score, select, report. The same call resumes it.
 
+    Args:
+        config: the audit's configuration.
+        reporter: shows progress.
+        limit: the most documents of each role to read; None: all.
+        texts: whether answers and the report show the beginning of selected documents.
+        fail_if_selected: whether the exit code states that documents were selected.
+
     Raises:
         UserError: bad input (exit 2), an incomplete run (3) or a run that another driver holds (75).
     """
@@ -69,16 +76,24 @@ def run_plan(
     fail_if_selected: bool = False,
     retried: Collection[str] = (),
 ) -> RunResult:
-    """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again."""
-    retried = _met_again(Store(plan.config.run), retried, reporter)
-    with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, fold, reread):
+    """As `run_audit`, for a plan; documents in quarantine for one of the reasons `retried` are tried again.
+
+    Args:
+        plan: plan of the audit, which `run_audit` makes.
+        reporter: as in `run_audit`.
+        texts: as in `run_audit`.
+        fail_if_selected: as in `run_audit`.
+        retried: reasons of quarantine.
+    """
+    retried = _reasons_left(Store(plan.config.run), retried, reporter)
+    with keys_withdrawn(plan.config.models), scoring(plan, reporter, retried) as (scored, status, each, reread):
         types = read_arithmetic(scored.store)
         config = plan.config if types is None else with_types(plan.config, types.types)
         reporter.say("selecting")
         heartbeat.phase("selecting")
         claim = prepare_claim(config, scored, plan.limit, reporter.say)
         how = Answering(texts=texts, reread=reread, say=reporter.say, claim=claim)
-        summaries = select_all(config, scored, plan.limit, fold, how)
+        summaries = select_all(config, scored, plan.limit, each, how)
         code = selection_exit_code(summaries) if fail_if_selected else ExitCode.DONE
         ended = status.write("complete", code, selections=summaries)
         heartbeat.phase("writing the report")
@@ -88,7 +103,7 @@ def run_plan(
     return RunResult(ended, report)
 
 
-def _met_again(store: Store, reasons: Collection[str], reporter: Reporter) -> Collection[str]:
+def _reasons_left(store: Store, reasons: Collection[str], reporter: Reporter) -> Collection[str]:
     """The reasons of a retry; none where the run is complete and no document is in quarantine for one of them."""
     try:
         status = read_status(store) if reasons else None

@@ -268,7 +268,17 @@ for _group, _commands in GROUPS.items():
 def _planned(
     config: str, overrides: list[str] | None, limit: int | None, labelled: bool = False, matched: str | None = None
 ) -> Plan:
-    """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds."""
+    """The plan of an audit or an evaluation; errors appear before torch is imported, which takes seconds.
+
+    A child process carries out the command where a cluster or foreign code may end its process (`supervisor`).
+
+    Args:
+        config: path of the YAML file.
+        overrides: values of `--set`.
+        limit: the most documents of each role to read; None: all.
+        labelled: whether this is an evaluation, whose documents are labelled.
+        matched: folder for matched documents, of `plan --matched`; None: none are written.
+    """
     from pipeline.endpoint.api_keys import withdraw_keys
     from pipeline.mark.mark import check_scored
     from pipeline.plan.description import load_config

@@ -58,7 +58,7 @@ class Scoring:
     types: Arithmetic = field(init=False)
     device: Device = field(init=False)
     work: BuiltStages = field(init=False)
-    fold: ShardMap = field(init=False)  # reads all score shards
+    each: ShardMap = field(init=False)  # applies a function to the score files of shards
     waiting: bool = field(init=False)  # whether documents are to be scored
     status: StatusFile = field(init=False)
     models: SharedModels | None = field(init=False)  # of scoring in this process, kept open for token attributions
@@ -230,13 +230,13 @@ def check_place_in_ledger(run: Scoring) -> None:
         check_ledger(run.plan.config)
 
 
-@step(requires="machine store", provides="fold")
-def open_fold(run: Scoring) -> None:
-    """Choose how files of all shards are read: in threads of this process, or in tasks of the cluster.
+@step(requires="machine store", provides="each")
+def choose_shard_map(run: Scoring) -> None:
+    """Choose what reads the files of all shards: threads of this process, or tasks of the cluster.
 
     After the place of the work is known.
     """
-    run.fold = shard_mapper(run.store, run.machine is None)
+    run.each = shard_mapper(run.store, run.machine is None)
 
 
 @step(requires="store machine types device place_in_ledger", provides="types_on_file")
@@ -251,7 +251,7 @@ def record_types(run: Scoring) -> None:
         run.reporter.say(f"warning: this machine: {line}")
 
 
-@step(requires="store work fold types_on_file", provides="manifest")
+@step(requires="store work each types_on_file", provides="manifest")
 def reconcile_inputs(run: Scoring) -> None:
     """Compare plan and fingerprints with what is there, number the rows, and write the manifest.
 
@@ -261,7 +261,7 @@ def reconcile_inputs(run: Scoring) -> None:
     heartbeat.phase("counting rows and checking what is there")
     work, fingerprints = run.work, {stage.name: stage.fingerprint for stage in run.work.stages}
     allocation = allocation_record(work.parts, work.keys)
-    run.plan = reconcile(run.plan, fingerprints, run.store, allocation, run.fold, work.models)
+    run.plan = reconcile(run.plan, fingerprints, run.store, allocation, run.each, work.models)
 
 
 @step(requires="store device manifest", provides="device_on_file")
@@ -283,13 +283,13 @@ def withdraw_retried(run: Scoring) -> None:
         run.reporter.say(f"documents of {count} shards are tried again: {', '.join(run.retried)}")
 
 
-@step(requires="store work fold manifest retried_withdrawn", provides="files_intact")
+@step(requires="store work each manifest retried_withdrawn", provides="files_intact")
 def withdraw_damaged_files(run: Scoring) -> None:
     """Withdraw the receipts of shards whose files are missing or changed.
 
     After the retried ones, whose files are not read. What has a receipt afterwards need not be done again.
     """
-    for line in withdraw_damaged(run.work.stages, run.plan.shards, run.store, run.fold):
+    for line in withdraw_damaged(run.work.stages, run.plan.shards, run.store, run.each):
         run.reporter.say(line)
 
 
@@ -376,14 +376,14 @@ def wait_for_checks(run: Scoring) -> None:
     run.checks.wait()
 
 
-@step(requires="store work fold waiting documents_checked", provides="inputs_unchanged")
+@step(requires="store work each waiting documents_checked", provides="inputs_unchanged")
 def recheck_inputs(run: Scoring) -> None:
     """Check that no input was changed while documents were read: the shards would be of two corpora.
 
     After all reading of inputs; a run without work has read none.
     """
     if run.waiting:
-        check_inputs_since(run.plan, run.work.stages, run.store, run.fold)
+        check_inputs_since(run.plan, run.work.stages, run.store, run.each)
 
 
 @step(requires="store inputs_unchanged", provides="scored")
@@ -437,7 +437,7 @@ STEPS = ordered_steps(
         choose_device,
         plan_work,
         check_place_in_ledger,
-        open_fold,
+        choose_shard_map,
         record_types,
         reconcile_inputs,
         record_device,
@@ -484,7 +484,7 @@ def scoring(
         run = Scoring(plan, plan.config, reporter, retried, until_end)
         for one in STEPS:
             one.work(run)
-        yield run.scored, run.status, run.fold, run.reread
+        yield run.scored, run.status, run.each, run.reread
 
 
 @contextmanager

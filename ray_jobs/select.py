@@ -64,9 +64,9 @@ def select_again(
         scored = read_scored(store, shards, config.near_copies)
         check_budget(config, scored)
         claim = prepare_claim(config, scored, manifest.limit, say)
-        fold = shard_mapper(store, True)
+        each = shard_mapper(store, True)
         how = Answering("select", texts, say=say, claim=claim)
-        summaries = select_all(config, scored, manifest.limit, fold, how)
+        summaries = select_all(config, scored, manifest.limit, each, how)
         write_report(store, texts=texts)
         if claim is not None and summaries:
             file_result(config, scored, manifest.limit, summaries, say)
@@ -88,11 +88,11 @@ def give_verdict(run: str, blocks: BlockKind | None = None) -> CollectionVerdict
         raise UserError("--blocks is of documents that are compared with unseen ones, and these have versions")
     with _answered(run) as (config, scored, limit):
         check_budget(config, scored)
-        fold = shard_mapper(scored.store, True)
+        each = shard_mapper(scored.store, True)
         if not config.corpus.has_versions:
-            verdict = judge_collection(config, scored, limit, fold, blocks)
+            verdict = judge_collection(config, scored, limit, each, blocks)
         else:
-            verdict = judge_versions(config, scored, limit, fold)
+            verdict = judge_versions(config, scored, limit, each)
         verdict = write_verdict(scored.store, verdict)
         rewrite_report(scored.store)
     return verdict
@@ -193,7 +193,7 @@ def shard_mapper(store: Store, cluster: bool) -> ShardMap:
     """The reader of the score shards of a run, in any order: many shards are read on the cluster, if `cluster`."""
     few = each_in_turn if store.local else map_in_threads
 
-    def fold(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
+    def each(receipts: Sequence[Receipt], function: Callable[[Receipt], Any]) -> Iterator[Any]:
         return (map_on_cluster if cluster and len(receipts) >= MANY_SHARDS else few)(receipts, function)
 
-    return fold
+    return each

@@ -203,8 +203,8 @@ def _write_files(
 
 def _claimed(tasks: Sequence[_SelectionTask], claim: Claiming) -> list[_SelectionTask]:
     """The tasks of a scan at the level of its place in a schedule."""
-    for task in tasks:  # a refusal by the known documents must not use a place
-        next(task.query(), None)
+    for task in tasks:
+        next(task.query(), None)  # refuses known documents that cannot calibrate, before a place is taken
     slots = claim()
     return [task.placed(slots[task.selection.name]) for task in tasks]
 
@@ -409,7 +409,7 @@ class _SelectionTask:
         documents = pa.concat_tables([verdicts, self.unscored(receipt)])
         name = verdicts_file(self.selection.name, receipt.shard)
         files = {name: self.scored.store.write_table(name, documents)}
-        size = answer.places
+        size = answer.grid_size
         # p-values off the uniform grid (by group, conditional, fused) are plotted at the next point of it
         places = np.clip(np.ceil(p * size - 1e-6).astype(np.int64), 1, size)
         counts = np.bincount(places - 1, minlength=size)

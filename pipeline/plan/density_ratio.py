@@ -15,7 +15,7 @@ from pipeline.checks.held_out_auc import Compared, held_out
 from pipeline.checks.words import used_columns, without_zeros, word_counts
 from pipeline.config.audit import AuditConfig
 from pipeline.corpus.documents import Document, id_key
-from pipeline.selection.conformal import shuffled
+from pipeline.selection.conformal import hash_for
 
 PARTS = 5
 INNER = 3
@@ -54,7 +54,7 @@ class DensityRatio:
 
 
 def _part_of(keys: np.ndarray, seed: int) -> np.ndarray:
-    return (shuffled(keys, seed, _PART) % np.uint64(PARTS)).astype(np.int64)
+    return (hash_for(keys, seed, _PART) % np.uint64(PARTS)).astype(np.int64)
 
 
 def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> DensityRatio:

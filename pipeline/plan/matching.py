@@ -30,7 +30,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, visible
 from pipeline.plan.density_ratio import DensityRatio, LearntRatio, effective_number, learn_ratio, weighted_auc
 from pipeline.run.plan import Plan
-from pipeline.selection.conformal import halves, mix, shuffled
+from pipeline.selection.conformal import halves, hash_for, mix
 from pipeline.selection.guarantees import Outcome
 from pipeline.store.files import whole
 
@@ -214,7 +214,7 @@ def _write_role(plan: Plan, role: Role, folder: str) -> Matched:
                     writer.write_table(table)
                     total, kept = total + len(some), kept + len(table)
                     keys = np.array([id_key(name) for name in table["id"].to_pylist()])
-                    hashes = shuffled(keys, seed, _TEST).tolist()
+                    hashes = hash_for(keys, seed, _TEST).tolist()
                     rows = zip(hashes, table["text"].to_pylist(), table["group"].to_pylist(), strict=True)
                     sample = sorted([*sample, *rows], key=itemgetter(0, 1))[:SAMPLE]
             part.replace(path)
@@ -261,7 +261,7 @@ def _windows(shards: Sequence[Shard]) -> Iterator[list[tuple[Shard, Document]]]:
 def _kept(some: _Sampled, ratio: DensityRatio, certain: float, seed: int, schema: pa.Schema) -> pa.Table:
     keys = np.array([id_key(document.doc_id) for _, document in some], dtype=np.int64)
     share = np.minimum(ratio.odds(word_counts([document.text for _, document in some]), keys) / certain, 1.0)
-    draws = (mix(shuffled(keys, seed, _DRAW)) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    draws = (mix(hash_for(keys, seed, _DRAW)) >> np.uint64(11)).astype(np.float64) / 2.0**53
     chosen = [(some[place], float(share[place])) for place in np.flatnonzero(draws < share).tolist()]
     rows = [
         {

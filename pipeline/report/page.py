@@ -78,7 +78,7 @@ def write_report(store: Store, texts: bool = True) -> str:
             error message that may quote one, is written anywhere under report/.
 
     Returns:
-        the path or URL of report.html.
+        The path or URL of report.html.
 
     Raises:
         UserError: not a run directory, a damaged file in it, or one of another version.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.selection.collection import joined_blocks
-from pipeline.selection.conformal import BLOCKS, shuffled
+from pipeline.selection.conformal import BLOCKS, hash_for
 
 STRATUM = 3
 """Maximum ratio of a group's share of the calibration documents to its share of the audited ones for which its
@@ -67,7 +67,7 @@ class Related:
         position = np.zeros(blocks.size, dtype=np.int64)
         several = np.flatnonzero((np.bincount(blocks) > 1)[blocks]) if blocks.size else np.empty(0, dtype=np.int64)
         keys, block = self.keys[several], blocks[several]
-        order = np.lexsort((keys, shuffled(keys, seed, BLOCKS), block))
+        order = np.lexsort((keys, hash_for(keys, seed, BLOCKS), block))
         ordered = block[order]
         begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: ordered.size])
         sizes = np.diff(np.r_[begins, ordered.size])

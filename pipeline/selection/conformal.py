@@ -217,7 +217,7 @@ class Weighting:
         return max(self.weights)
 
 
-def shuffled(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:
+def hash_for(id_keys: np.ndarray, seed: int, purpose: int) -> np.ndarray:
     """Hash of each id key, the seed and a purpose (splitmix64): uint64, a bijection of the keys for each of those."""
     keys = np.asarray(id_keys, dtype=np.int64).view(np.uint64)
     salt = mix(mix(np.array([seed], dtype=np.uint64)) + np.uint64(purpose))
@@ -237,7 +237,7 @@ def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
     Returns:
         bool, (n,), True for the floor(n / 2) documents with the smallest hashes.
     """
-    order = np.argsort(shuffled(id_keys, seed, _SPLIT), kind="stable")
+    order = np.argsort(hash_for(id_keys, seed, _SPLIT), kind="stable")
     chosen = np.zeros(order.size, dtype=bool)
     chosen[order[: order.size // 2]] = True
     return chosen
@@ -259,7 +259,7 @@ class Sample:
     @classmethod
     def draw(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
         """The sample of one shard: int64 keys (documents,), rows (documents, columns)."""
-        return cls._smallest(size, shuffled(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
+        return cls._smallest(size, hash_for(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
 
     def __add__(self, other: Sample) -> Sample:
         """The sample of both; commutative and associative."""

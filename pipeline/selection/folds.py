@@ -1,4 +1,4 @@
-"""Passes of selections over the audit shards, shared by several selections, and their answers."""
+"""Folds of the audit shards, each reading of which several selections share, and the answers of selections."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ class Fold:
 
 
 Query = Generator[Fold, Any, T]
+"""Yields a fold, is sent its result merged over all shards, perhaps yields the next one, and returns the answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +124,7 @@ class Answer:
     smoothing: Smoothing | None = None  # of smoothed ranks; None: ranks are whole
 
     @property
-    def places(self) -> int:
+    def grid_size(self) -> int:
         """Number of p-values on the uniform grid, if all documents are ranked together."""
         return self.versions or self.n_calibration + 1
 

@@ -46,7 +46,7 @@ def readable_documents(stage: Stage, shard: Shard, output: Output, watch: Watch 
     for document in read_shard(shard, output.content, watch, notes=output.notes):
         if already_audited is not None and document.problem is None and already_audited.hold(document):
             ids.add(document.doc_id)
-            output.n_judged += 1
+            output.n_judged += 1  # in a receipt, documents that earlier runs have audited
             continue
         problem = document.problem
         if document.doc_id in ids:

@@ -52,7 +52,6 @@ WINDOW_CHARACTERS = 1 << 23
 PADDING_TOKENS = {"cpu": 64, "cuda": None}
 """Maximum padding of a batch: on a CPU it takes as long as text, and another batch as long as a few dozen tokens."""
 
-
 WINDOW_BATCHES = {"cpu": 128, "cuda": 16}
 """Approximate number of batches in a window: enough to group documents of similar length, which limits padding on a
 CPU, and few enough that a GPU does not wait for the first window."""
@@ -151,7 +150,21 @@ def same_token_pair(detectors: Sequence[Detector], token_ids: bool) -> str | Non
 
 
 class Scorer:
-    """The models of one actor and its detectors. Scores depend only on the shard."""
+    """The models of one actor and its detectors. Scores depend only on the shard.
+
+    Attributes:
+        passes: the passes to run on each document -> the statistics that detectors read of them.
+        answers: passes that an endpoint has answered -> the stage that asked it.
+        samples: continuations that detectors read -> the stage that drew them.
+        paraphrase: the stage that drew paraphrases; None: no detector reads them.
+        models: the models that are opened here: "target", "reference".
+        alike: whether both models have the same tokenizer, so that passes share their tokens.
+        pair: the detector that needs it; None: none does.
+        prefixes: documents that stand before each document, by the prefix that a detector reads.
+        rarity: of each token, by the prefix whose tokens a detector counts.
+        parts: sizes of batches that fitted into memory, by kind of pass and model.
+        rows: rows of the embedding of each model, beyond which a token id is refused.
+    """
 
     reads_ids = False  # whether documents are token ids
 

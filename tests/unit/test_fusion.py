@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.selection import run_folds
 from pipeline.errors import UserError
 from pipeline.selection.calibrations import calibrate_by_group, ranks_by_group, simes_grid, smallest_simes
-from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, mix, ranks, shuffled, tie_draws
+from pipeline.selection.conformal import RankCounts, Sample, calibrate, halves, hash_for, mix, ranks, tie_draws
 from pipeline.selection.procedures.td4eval import find_fused_threshold as find_threshold
 from pipeline.selection.procedures.td4eval import fuse, p_value_places, rounded_up, statistic, symmetric_weights
 from pipeline.selection.procedures.td4eval import fusion_weights as weights
@@ -192,7 +192,7 @@ def test_halves_depend_on_ids_and_seed_alone(keys: list[int], seed: int) -> None
     chosen = halves(np.array(keys), seed)
     assert chosen.sum() == len(keys) // 2
     assert np.array_equal(halves(np.array(keys)[::-1], seed)[::-1], chosen)
-    assert len(set(shuffled(np.array(keys), seed, 1).tolist())) == len(keys)
+    assert len(set(hash_for(np.array(keys), seed, 1).tolist())) == len(keys)
 
 
 def test_another_seed_gives_another_half_and_a_sample_takes_no_notice_of_halves() -> None:

@@ -15,7 +15,7 @@ GIVEN = {entry.name for entry in fields(Scoring) if entry.init}
 """What the loop gives to the first step."""
 
 VALUES = {entry.name for entry in fields(Scoring)} - GIVEN
-RESULT = {"scored", "status", "fold", "reread"}
+RESULT = {"scored", "status", "each", "reread"}
 """What remains of the steps for the driver."""
 
 
