@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +24,10 @@ from pipeline.corpus.keys import Keys, content_size, keyed
 from pipeline.corpus.known_texts import repeated_ids
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
-from pipeline.run.plan import Plan
 from pipeline.selection.blocks import Related
+
+if TYPE_CHECKING:
+    from pipeline.run.plan import Plan  # imports the models, which a reader of summaries does not need
 
 DOCUMENT_COST = 256  # fixed cost of a document, in characters
 _ORDER = 5  # random number stream of the sampled shards
