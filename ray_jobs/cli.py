@@ -348,7 +348,8 @@ def retired_word(error: TyperException, command: str) -> str | None:
 
 
 _MEANT = {
-    **dict.fromkeys(("audit", "score", "start", "resume"), "run"),
+    **dict.fromkeys(("audit", "score", "start", "resume", "scan", "detect", "test"), "run"),
+    **dict.fromkeys(("list", "ls", "show"), "status"),
     "check": "plan",
     "help": "--help",
     "version": "--version",
@@ -365,8 +366,7 @@ def usage_message(error: TyperException, given: Sequence[str]) -> str:
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if message.startswith("No such command"):
         names = sorted(one.name or one.callback.__name__ for one in app.registered_commands if one.callback)
-        meant = _MEANT.get(name, f"plan {name}" if name.endswith((".yaml", ".yml")) else None)
-        if meant is not None:
+        if (meant := _command_meant(name, names, given)) is not None:
             return f"No such command {name!r}. Did you mean 'seenset {meant}'?"
         return message if "Did you mean" in message else f"{message} Known: {', '.join(names)}."
     option = getattr(error, "option_name", None) if message.startswith("No such option") else None
@@ -412,16 +412,44 @@ def _setting_meant(error: TyperException, command: object, given: Sequence[str])
         several = "extra argument" in message and "=" in message
         return f"{message}; a setting is changed by --set A.B=C" if several else None
     from pipeline.config.audit import AuditConfig
-    from pipeline.config.problems import settings_named
+    from pipeline.config.problems import settings_named, settings_of_other_programs
     from pipeline.trial.config import TrialConfig
 
     kind = TrialConfig if getattr(command, "name", None) == "trial" else AuditConfig
-    named = [name] if "." in name else settings_named(kind, name.replace("-", "_"))[:3]
+    usual = () if option in _ARGUMENT_OPTIONS else settings_of_other_programs(name)
+    keys = [name.replace("-", "_"), *(key for key in usual if key != "corpus")]
+    named = [name] if "." in name else next(filter(None, (settings_named(kind, key)[:3] for key in keys)), [])
     if not named:
         return None if option is not None else f"{message}; a setting is changed by --set A.B=C"
     meant = " or ".join(f"--set {setting}={value or 'VALUE'}" for setting in named)
     return f"{message.partition(' (Possible')[0]}; a setting is changed by {meant}"
 
+
+def _command_meant(name: str, names: Sequence[str], given: Sequence[str]) -> str | None:
+    """The command that may be meant by a word in its place; None if there is no guess."""
+    following = given[given.index(name) + 1 :][:1]
+    if name == "help" and following and following[0] in names:
+        return f"{following[0]} --help"
+    if name.lower() in names:
+        return name.lower()
+    if name.endswith((".yaml", ".yml")):
+        return f"plan {name}"
+    if os.path.isdir(name):
+        return f"{'status' if os.path.isfile(os.path.join(name, 'manifest.json')) else 'init'} {name}"
+    if os.path.isfile(name):
+        return f"init {os.path.dirname(name) or '.'}"
+    return _MEANT.get(name)
+
+
+_INSTEAD = {
+    **dict.fromkeys(("--resume", "--continue"), "the same command goes on where it stopped"),
+    **dict.fromkeys(("--dry-run", "--dryrun"), "seenset plan shows what a run would do"),
+    **dict.fromkeys(
+        ("--force", "--overwrite"), "a run directory is never overwritten: name another one by --set run=FOLDER"
+    ),
+    **dict.fromkeys(("--verbose", "--debug", "-v"), "seenset status RUN --watch shows the progress"),
+}
+"""Options of other programs -> what to do instead."""
 
 _NEAR = 0.8  # similarity of an option that goes before a setting of that name
 
@@ -452,6 +480,13 @@ def _unknown_option(option: str, context: Any, given: Sequence[str]) -> str:
         return f"No such option: {option}; its value is given without it: {start}{before} {value}"
     near = _near_option(option, command, 0.5)
     guess = "" if near is None else did_you_mean(near)
+    if near is None and option in _INSTEAD and any(one.name == "set_" for one in command.params):
+        return f"No such option: {option}; {_INSTEAD[option]}"
+    if near is None and context.parent is None:
+        return (
+            f"No such option: {option}; a configuration names model and documents: 'seenset init FOLDER' writes one; "
+            "'seenset --help' lists the commands"
+        )
     line = f"No such option: {option}; {guess}{start} takes: {', '.join(_options(command))}"
     group: Any = typer.main.get_command(app)
     others = sorted(name for name, other in group.commands.items() if option in _options(other))

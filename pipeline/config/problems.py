@@ -12,7 +12,7 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.paths import named_fields, sections_in
+from pipeline.config.paths import MARK, named_fields, sections_in
 from pipeline.config.retired import retired
 from pipeline.errors import nearest, number_meant
 
@@ -58,6 +58,12 @@ _MEANT: dict[str, tuple[str, ...]] = {}
 for _setting, _names in _WRITTEN.items():
     for _name in _names.split():
         _MEANT[_name] = (*_MEANT.get(_name, ()), _setting)
+
+
+def settings_of_other_programs(name: str) -> tuple[str, ...]:
+    """The settings for which other programs have a name."""
+    return _MEANT.get(name.lower().replace("-", "_"), ())
+
 
 _ELSEWHERE = {
     "review": "unseen documents have to be unseen; remove the others before the run",
@@ -127,10 +133,10 @@ def _unknown_key(problem: Any, kind: type[BaseModel], data: Mapping[str, Any]) -
     where, known = ".".join(_path_of_key(problem)), _keys_at(kind, section)
     if key in _ELSEWHERE:
         return f"unknown key {where!r}; {_ELSEWHERE[key]}"
-    meant = [name for name in _MEANT.get(key.lower().replace("-", "_"), ()) if name in _all_keys_at(kind, section)]
+    meant = [name for name in settings_of_other_programs(key) if name in _all_keys_at(kind, section)]
     if not meant and not section:
         meant = list(dict.fromkeys(_paths_to(kind, data, key, 3)))
-        for name in (*_MEANT.get(key.lower().replace("-", "_"), ()), key):
+        for name in (*settings_of_other_programs(key), key):
             meant = meant or settings_named(kind, name)
     if 0 < len(meant) <= _MOST_GUESSES:
         return f"unknown key {where!r}; did you mean {' or '.join(map(repr, meant))}? known: {', '.join(known)}"
@@ -148,12 +154,14 @@ def _guess(problem: Any, kind: type[BaseModel]) -> str:
         if isinstance(value, Mapping) and value:
             names = all(inner is None for inner in value.values())
             return f"; did you mean [{', '.join(map(str, value))}]?" if names else "; begin each of its entries with -"
+    if problem_type == "string_type" and value is None:
+        return "; nothing stands behind its colon: # begins a comment, and ~ and null are no text without quotes"
     if problem_type == "string_type" and (read_as := _read_as(value)):
         return f"; YAML reads it as {read_as}; put it in quotes"
     if problem_type == "string_type" and isinstance(value, Mapping):
         inner = value.get("path", value.get("name"))
         return (
-            f"; did you mean {inner}?"
+            f"; did you mean {inner.rpartition(MARK)[2]}?"
             if len(value) == 1 and isinstance(inner, str)
             else ("; YAML reads it as a mapping: put a value with a colon or brackets in quotes")
         )

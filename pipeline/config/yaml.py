@@ -93,13 +93,38 @@ def load_yaml(text: str) -> Any:
         raise NotYamlError(error_line(error)) from None
     except yaml.YAMLError as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "on ").split())
-        lines = re.findall(r"on line (\d+)", reason)  # the last one is where the parser stopped
-        remedy = next((v for k, v in _REMEDIES.items() if re.search(k, reason)), None)
-        begin = f"on line {lines[-1]} " if lines and "\n" in text else ""
-        raise NotYamlError(f"{begin}{remedy} ({reason})" if remedy else reason) from None
+        remedy = _remedy(reason, text)
+        raise NotYamlError(f"{remedy} ({reason})" if remedy else reason) from None
     except (ValueError, OverflowError, AttributeError, TypeError, LookupError) as error:  # number, date, tag
         reason = " ".join(str(error).partition("; use sys.")[0].split())
         raise NotYamlError(f"a value cannot be read: {reason}") from None
+
+
+def _remedy(reason: str, text: str) -> str | None:
+    """What to write in place of a text that the parser refuses; None if that is not known.
+
+    Args:
+        reason: error of the parser in one line.
+        text: the text.
+    """
+    numbers = [int(number) for number in re.findall(r"on line (\d+)", reason)]
+    remedy = next((advice for part, advice in _REMEDIES.items() if re.search(part, reason)), None)
+    if remedy is None or not numbers:
+        return remedy
+    lines = text.splitlines()
+    number = numbers[0 if remedy.startswith("close") else -1]
+    if "mapping values are not allowed" in reason:
+        before = [place for place in range(1, number) if (line := lines[place - 1].strip()) and line[0] != "#"]
+        if before and re.match(r"\s*[\w.-]+:(\s|$)", lines[number - 1]) and not _SETTING.search(lines[before[-1] - 1]):
+            shown = lines[before[-1] - 1].strip()[:80]
+            return (
+                f"line {before[-1]}, {shown!r}, is no setting: write KEY: VALUE, with a colon and a blank, or remove it"
+            )
+    return f"on line {number} {remedy}" if len(lines) > 1 else remedy
+
+
+_SETTING = re.compile(r":([ \t]|$)|^\s*-(\s|$)|[\[\]{}]")
+"""Lines that are settings, entries or parts of them."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -118,6 +143,18 @@ def _construct_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
     return yaml.SafeLoader.yaml_constructors[node.tag](loader, node)
 
 
+def _construct_text(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
+    if node.style is None and _TYPOGRAPHIC.fullmatch(node.value):
+        line, inner = node.start_mark.line + 1, node.value[1:-1]
+        raise NotYamlError(
+            f"{node.value} on line {line} has typographic quotes, which are letters in YAML: write {inner!r}"
+        )
+    return loader.construct_scalar(node)
+
+
+_TYPOGRAPHIC = re.compile("[\u201c\u201d\u201e\u00ab\u2018\u2019\u201a].*[\u201c\u201d\u00bb\u2018\u2019]")
+
+_Loader.add_constructor("tag:yaml.org,2002:str", _construct_text)
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_number)
 _Loader.add_constructor("tag:yaml.org,2002:float", _construct_number)
 
@@ -227,12 +264,18 @@ def _instead(path: str) -> str:
 
 
 _REMEDIES = {
+    r"character '`'": "leave out the marks of a code block",
+    r"while scanning a quoted scalar.* found unexpected end of stream": "close the quote that opens there",
     r"unknown escape character|escape sequence of": "a backslash in double quotes begins an escape: write paths with /",
     r"character '\\t' that cannot start": "indent with spaces, not with tabs",
     r"cannot start any token": "put the value in quotes",
     r"scanning an? (alias|anchor)|undefined alias": "put a value that begins with * or & in quotes",
     r"mapping values are not allowed": "put a value that holds a colon and a space in quotes",
     r"but got '[\[{]'": "put a value that holds brackets in quotes",
+    r"expected ',' or '[\]}]'": "close the bracket that opens there",
+    r"while parsing a block collection.* expected <block end>, but found '\?'": "do not mix entries (-) and keys",
+    r"expected <block end>, but found '<block (mapping|sequence) start>'": "give the keys of a section one indent",
+    r"could not determine a constructor for the tag": "leave out the tag, which begins with !",
     r"expected '<document start>'": "put the value in quotes",
     r"expected the node content": "put a sign that stands alone in quotes",
 }

@@ -204,10 +204,21 @@ def _recognise_encoding(data: bytes) -> str | None:
         return marked[0]
     if (wide := wide_encoding(data)) is not None:
         return wide
-    lines = [line for line in data.splitlines() if not line.isascii()]
-    if 2 * sum(_decodes(line, "utf-8") for line in lines) >= len(lines):
+    lines = [line for line in data.splitlines(keepends=True) if not line.isascii()]
+    if 2 * sum(map(_is_utf8, lines)) >= len(lines):
         return "utf-8"
     return "cp1252" if all(_decodes(line, "cp1252") for line in lines) else None
+
+
+def _is_utf8(line: bytes) -> bool:
+    """Whether a line is UTF-8; only the last one, which has no line break, may end within a character."""
+    if not line.endswith((b"\n", b"\r")):
+        return _decodes(line, "utf-8")
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 _SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*')

@@ -76,6 +76,18 @@ _KINDS = (
 )
 
 
+def stand_in(head: bytes) -> str | None:
+    """What stands in the place of documents, by its first bytes, and what to do; None for other files."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:200].lower()
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "it is an HTML page, as servers send in place of a file: download the file itself"
+    if head[:200] and not head.strip(b"\0"):
+        return "it holds null bytes alone, as an interrupted copy does: copy it again"
+    return None
+
+
 def binary_kind(head: bytes) -> Kind | None:
     """The kind of a file that is no text, by its first bytes; None if they are of no known kind."""
     return next((kind for kind in _KINDS if head.startswith(kind.magic, kind.place)), None)

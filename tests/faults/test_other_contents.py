@@ -24,6 +24,7 @@ from tests.helpers.commands import user_error
 from tests.helpers.made_up import sentence
 
 LINES = "".join(json.dumps({"text": sentence(number)}) + "\n" for number in range(20)).encode()
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
 TEXT = sentence(3).encode()
 
 
@@ -53,6 +54,15 @@ def archive_of(members: dict[str, bytes]) -> bytes:
     ("name", "data", "remedy"),
     [
         ("a.jsonl", gzip.compress(LINES), "it is a gzip file: rename it to a.jsonl.gz"),
+        ("a.jsonl", LFS, "it is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned"),
+        ("a.parquet", LFS, "it is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned"),
+        (
+            "a.csv",
+            b"\xef\xbb\xbf\n<!DOCTYPE HTML><body>404</body>",
+            "it is an HTML page, as servers send in place of a",
+        ),
+        ("a.parquet", b"<html>Not found", "it is an HTML page, as servers send in place of a file: download"),
+        ("a.jsonl", bytes(9000), "it holds null bytes alone, as an interrupted copy does: copy it again"),
         ("a.csv", gzip.compress(LINES), "it is a gzip file: rename it to a.csv.gz"),
         ("a.json", zstandard.compress(LINES), "it is a zstd file: rename it to a.json.zst"),
         ("a.jsonl.gz", zstandard.compress(LINES), "it is a zstd file: rename it to a.jsonl.zst"),

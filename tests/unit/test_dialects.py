@@ -16,6 +16,7 @@ import yaml
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.files import detected
 from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
@@ -199,3 +200,17 @@ def test_init_writes_encoding_and_delimiter_and_warns_of_what_may_be_several_col
     warning = "It has a single column named 'Id;Text': set delimiter if these are several columns."
     assert starter.guesses[0].endswith(f"warning: {warning}")
     assert f"# Warning: {warning}" in starter.text
+
+
+def test_letters_at_the_end_of_lines_tell_an_encoding_from_truncated_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for text, codec, encoding in (
+        ("a,José\nb,café\nc,plain\n", "cp1252", "cp1252"),
+        ("a,José.\r\nb,café.\r\n", "cp1252", "cp1252"),
+        ("a,José\nb,café\n", "utf-8", "utf-8"),
+        ("a\nb,café", "utf-8", "utf-8"),
+    ):
+        path.write_bytes(text.encode(codec))
+        assert detected(str(path), {"encoding"}).encoding == encoding
+    path.write_bytes("a\nb,café".encode()[:-1])
+    assert detected(str(path), {"encoding"}).encoding == "utf-8", "the start of a file ends within a character"

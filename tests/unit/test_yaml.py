@@ -119,3 +119,40 @@ def test_other_traps_are_one_line(tmp_path: Path, text: str) -> None:
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert parsed(tmp_path, f"\ufeff{TOP}seed: 3\n").seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        (TOP.replace("run: runs/t", "run:runs/t"), "line 1, 'run:runs/t', is no setting: write KEY: VALUE"),
+        (TOP.replace("run: runs/t", "run = runs/t"), "line 1, 'run = runs/t', is no setting: write KEY: VALUE"),
+        (f"# ours\n<<<<<<< HEAD\n\n{TOP}", "line 2, '<<<<<<< HEAD', is no setting: write KEY: VALUE"),
+        (f"// ours\n{TOP}", "line 1, '// ours', is no setting: write KEY: VALUE"),
+        (f"{TOP}detectors: [loss\nseed: 1\n", "on line 6 close the bracket that opens there ("),
+        (f"{TOP}detectors: [loss, {{min_k: {{k: 0.1}}]\n", "on line 6 close the bracket that opens there ("),
+        (TOP.replace("{path: m}", '{path: "m}'), "on line 2 close the quote that opens there ("),
+        (TOP.replace("  unseen", "   unseen"), "on line 5 give the keys of a section one indent ("),
+        (f"- {TOP}", "on line 2 do not mix entries (-) and keys ("),
+        (f"```yaml\n{TOP}```\n", "on line 1 leave out the marks of a code block ("),
+        (f"{TOP}seed: !!python/name:os.system 1\n", "on line 6 leave out the tag, which begins with ! ("),
+        (
+            TOP.replace("{path: m}", "{path: \u201cm\u201d}"),
+            "\u201cm\u201d on line 2 has typographic quotes",
+        ),
+        (TOP.replace("run: runs/t", "run: a: b"), "on line 1 put a value that holds a colon and a space in quotes ("),
+    ],
+)
+def test_a_text_that_is_not_yaml_is_answered_by_its_line_and_the_remedy(tmp_path: Path, text: str, remedy: str) -> None:
+    path = tmp_path / "audit.yaml"
+    assert user_error(parsed, tmp_path, text).startswith(f"config {path} is not YAML: {remedy}")
+
+
+def test_typographic_quotes_within_others_are_letters(tmp_path: Path) -> None:
+    assert load_yaml("a: '\u201cm\u201d'\nb: say \u201cm\u201d") == {"a": "\u201cm\u201d", "b": "say \u201cm\u201d"}
+
+
+def test_a_text_without_a_value_and_a_path_within_a_section_are_answered(tmp_path: Path) -> None:
+    line = user_error(parsed, tmp_path, TOP.replace("run: runs/t", "run: #runs/t"))
+    assert line.startswith("run: input should be a valid string, got None; nothing stands behind its colon")
+    line = user_error(parsed, tmp_path, TOP.replace("{path: a.jsonl}", "{path: {path: a.jsonl}}"))
+    assert line.endswith("; did you mean a.jsonl?")

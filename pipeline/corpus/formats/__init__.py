@@ -19,7 +19,7 @@ from pipeline.config.retired import retired
 from pipeline.corpus.formats.base import ExportSource, Format
 from pipeline.corpus.input_files import Extent, read_head
 from pipeline.corpus.shard import InputFile, Shard
-from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, binary_kind, suffix_compression
+from pipeline.corpus.unpacking import COMPRESSIONS, UNPACK, binary_kind, stand_in, suffix_compression
 from pipeline.errors import SettingError, UserError, error_line, nearest
 
 
@@ -123,6 +123,8 @@ def remedy_by_content(path: str, head: bytes) -> str | None:
         path: path of the file.
         head: its first bytes.
     """
+    if (instead := stand_in(head)) is not None:
+        return instead
     name, packed, kind = os.path.basename(path), suffix_compression(path), binary_kind(head)
     form = suffix_format(path, pictures=True)
     if kind is None or (form is not None and kind.suffix in form.suffixes):

@@ -49,6 +49,17 @@ for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
 Decide = Callable[[RankCounts, Fraction], Decision]
 
 
+_USUAL_NAMES = {
+    "benjaminihochberg": "bh",
+    "fdrbh": "bh",
+    "benjaminiyekutieli": "by",
+    "fdrby": "by",
+    "storeybh": "storey",
+    "qvalue": "storey",
+}
+"""Names of procedures in other programs, as their letters."""
+
+
 def check_known(name: str, where: str = "") -> None:
     """Refuse a procedure that is not registered.
 
@@ -56,7 +67,8 @@ def check_known(name: str, where: str = "") -> None:
         UserError: names the nearest known procedure, after `where`.
     """
     if name not in PROCEDURES:
-        raise UserError(f"{where}unknown procedure {name!r}; {nearest(name, PROCEDURES)}")
+        usual = _USUAL_NAMES.get("".join(filter(str.isalpha, name.lower())), name)
+        raise UserError(f"{where}unknown procedure {name!r}; {nearest(usual, PROCEDURES)}")
 
 
 def why_unbounded(selection: SelectionConfig) -> str | None:
