@@ -56,6 +56,14 @@ EXTREMES = (
 )
 """Features by which one text may have the most or the least."""
 
+STYLES = (
+    "blanks beyond one between words",
+    "capitals at the start",
+    "characters of its own at the end",
+    "conjunctions at the start",
+)
+"""Features of how a text is written as a part of a list, by which one text alone may have some or none."""
+
 LETTER, NUMBER, TEXT, STATED = 0, 100, 200, 300
 """How a column names an option, added to the option's place or, for a number, to the number."""
 
@@ -69,6 +77,11 @@ _ANSWERS = re.compile(
     r"|antwort|l[öo]sung|risposta|resposta|ответ|答案|正解|정답|إجابة|الجواب|उत्तर"
 )
 _UNIT = re.compile(r"[0-9a-z\u00b5-\u0dff]+|\S")  # words of scripts with blanks, characters of others
+_CONJUNCTION = re.compile(
+    r"\W*(?:(?:and|or|und|oder|et|ou|y|e|o|u|en|of|och|eller|og|ja|tai|i|lub|albo|a|nebo|és|vagy|și|sau|ve|veya|dan|atau|và"
+    r"|hoặc|и|или|та|або|και|ή)\s|ו|أو |و|और |या |和|或|以及|及|または|および|そして|또는 |그리고 )",  # noqa: RUF001
+    re.IGNORECASE,
+)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _LETTERS = "ABCDEFG"
 _LETTER = re.compile(r"\W*([A-Ga-g])\W*")
@@ -174,7 +187,7 @@ def item_features(item: ChoiceItem) -> DrawFeatures:
             *_ends(plain),
             *_occurrences(spots),
         ),
-        places=(*_outstanding(bare), _only_one(spots)),
+        places=(*_outstanding(bare), _only_one(spots), *_outstanding_styles(bare)),
         columns=(*columns, ""),
         answers=(
             *(names_option(value, item, bare) for value in columns.values()),
@@ -193,8 +206,9 @@ def versions_features(texts: Sequence[str], published: int, forms: Sequence[byte
     """
     ordered = sorted(texts)
     union, alone = sketches_of_texts(["\n".join(ordered), texts[published]])
-    drawn = [UNKNOWN if place == UNKNOWN else int(place == published) for place in _outstanding(texts)]
-    drawn += [UNKNOWN if place is None else int(place == published) for place in _extremes(_first_forms(forms))]
+    by_forms = [UNKNOWN if place is None else place for place in _extremes(_first_forms(forms))]
+    places = [*_outstanding(texts), *by_forms, *_outstanding_styles(texts)]
+    drawn = [UNKNOWN if place == UNKNOWN else int(place == published) for place in places]
     return DrawFeatures(
         number=len(texts),
         equal=value_key(sorted(map(folded_key, texts))),
@@ -318,6 +332,27 @@ def _outstanding(texts: Sequence[str]) -> list[int]:
     """Places of the first and last text by code points, and of the one with the most and the least by `EXTREMES`."""
     order = _extremes(list(map(folded, texts)))
     pairs = [order, *map(_extremes, _values(texts))]
+    return [UNKNOWN if place is None else place for pair in pairs for place in pair]
+
+
+def _outstanding_styles(texts: Sequence[str]) -> list[int]:
+    """Places of the text that alone has some, and of the one that alone has none, of each of `STYLES`.
+
+    The last item of a list in prose ends in a full stop, and begins with "or"; its first begins with a capital.
+    """
+    ends = Counter(text.strip()[-1:] for text in texts)
+    (usual, count), *_ = ends.most_common()
+    own_end = count == len(texts) - 1 > 1  # all others end in the same character
+    values = [
+        (
+            len(text) != len(" ".join(text.split())),
+            text.strip()[:1].isupper(),
+            own_end and text.strip()[-1:] != usual,
+            _CONJUNCTION.match(text) is not None,
+        )
+        for text in texts
+    ]
+    pairs = [(_only(column, True), _only(column, False)) for column in zip(*values, strict=True)]
     return [UNKNOWN if place is None else place for pair in pairs for place in pair]
 
 

@@ -21,6 +21,7 @@ from pipeline.corpus.draw_features import (
     NUMBER,
     ORDERED,
     STATED,
+    STYLES,
     TEXT,
     UNKNOWN,
     names_answers,
@@ -46,6 +47,8 @@ _STANDING_OUT = [
     *(f"is {end} by code points" for end in ("last", "first")),
     *(f"alone has the {end} {by}" for by in EXTREMES for end in _MOST[by not in ("length", "first number")]),
 ]
+
+_STYLED = [f"alone has {some} {by}" for by in STYLES for some in ("some", "no")]
 
 Say = Callable[[int, int, int, int], str]
 """(cell, cells, count, documents) -> what stands where, in words."""
@@ -160,7 +163,8 @@ def _tests_of_answers(table: DrawTable, naming: Sequence[NamingColumn]) -> Itera
 
 def _tests_of_options(table: DrawTable) -> Iterator[DrawTest]:
     """The tests of the place of the option that stands out."""
-    for what, places in zip([*_STANDING_OUT, "alone occurs in the other columns"], table.places.T, strict=True):
+    which = [*_STANDING_OUT, "alone occurs in the other columns", *_STYLED]
+    for what, places in zip(which, table.places.T, strict=True):
         known = places != UNKNOWN
         yield from _cell_tests(_say_place(what), places[known], table.number[known], first=False)
 
@@ -175,7 +179,7 @@ def _tests_of_indices(table: DrawTable) -> Iterator[DrawTest]:
 
 def _tests_of_versions(table: DrawTable) -> Iterator[DrawTest]:
     """The tests whether the published version stands out among the versions of its document."""
-    which = [*_STANDING_OUT, "alone has the most first forms", "alone has the fewest first forms"]
+    which = [*_STANDING_OUT, "alone has the most first forms", "alone has the fewest first forms", *_STYLED]
     for what, drawn in zip(which, table.places.T, strict=True):
         known = drawn != UNKNOWN
         yield from _share_test(f"the published version {what}", drawn[known] == 1, table.sizes[known])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy.stats import binom, poisson_binom
 
@@ -159,6 +160,32 @@ def test_numbering_in_words_and_scripts_without_order_contradicts_the_draw_too(w
     assert found.diagnostic is not None
     assert found.diagnostic.outcome == "failed"
     assert any("one and the same of 24 orders by code points" in test.about for test in found.check.failed())
+
+
+PROSE: dict[str, Callable[[str, int], str]] = {
+    "the last ends in a full stop, the others in a semicolon": lambda text, place: text + ";;;."[place],
+    "the last ends in nothing, the others in a blank": lambda text, place: text + " " * (place < 3),
+    "the first begins with a blank": lambda text, place: " " * (place == 0) + text,
+    "two blanks within the last": lambda text, place: text.replace(" ", "  ") if place == 3 else text,
+    "the first begins with a capital": lambda text, place: text.capitalize() if place == 0 else text.lower(),
+    "the last begins with or": lambda text, place: "or " * (place == 3) + text,
+    "the last begins with oder": lambda text, place: "oder " * (place == 3) + text,
+}
+
+
+@pytest.mark.parametrize("style", PROSE)
+def test_options_that_are_written_as_a_list_in_prose_contradict_the_draw(style: str) -> None:
+    """A model that has read no item prefers the published order, in which capital and full stop stand in place."""
+    rows = changed(
+        make_items(40), lambda row: {"choices": [PROSE[style](text, i) for i, text in enumerate(row["choices"])]}
+    )
+    found = draws_of_items(rows)
+    assert found.diagnostic is not None
+    assert found.diagnostic.outcome == "failed"
+    assert any("alone has " in test.about for test in found.check.failed())
+    rng = np.random.default_rng(1)
+    shuffled = draws_of_items(changed(rows, lambda row: {"choices": rng.permutation(row["choices"]).tolist()}))
+    assert not shuffled.check.failed(), "the same options after an honest shuffle"
 
 
 def test_names_that_are_sorted_by_surname_contradict_the_draw() -> None:
