@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pipeline.corpus.files import detected
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
-from pipeline.corpus.files import detected
 from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
