@@ -362,8 +362,10 @@ class _SelectionTask:
         if self.draws is not None:
             detectors = self.selection.detectors
             return replace(batch, versions=version_part(table, self.config, detectors, self.draws.left_out))
-        if self.blocks is not None and self.blocks.places is not None:
-            return replace(batch, place=self.blocks.places.of_shard(receipt.shard, len(table)))
+        if self.blocks is not None and self.blocks.places is not None and self.blocks.learning is not None:
+            places = (one.of_shard(receipt.shard, len(table)) for one in (self.blocks.places, self.blocks.learning))
+            place, learning = places
+            return replace(batch, place=place, teaches=learning == 0)
         return batch
 
     @property

@@ -323,6 +323,7 @@ class SelectionBlocks:
     keep: np.ndarray  # bool, over the documents of the null role: whether they calibrate
     dependence: Dependence | None  # None: all documents are independent
     places: BlockPlaces | None  # None: the audited documents are independent
+    learning: BlockPlaces | None  # places in the blocks of which one document may teach a learnt score
     calibrating: GroupSizes  # groups of the documents that calibrate
 
     @classmethod
@@ -352,10 +353,10 @@ class SelectionBlocks:
             keep = np.zeros_like(keep)
             keep[known.places[kept]] = True
             calibrating = GroupSizes.of(known.related.group[kept])
-        places = None
+        places = learning = None
         if dependence is not None and dependence.in_audit:
-            places = BlockPlaces.of(scored, audited, blocks.audited, seed)
-        return cls(keep, dependence, places, calibrating)
+            places, learning = (BlockPlaces.of(scored, audited, of, seed) for of in (blocks.audited, blocks.learning))
+        return cls(keep, dependence, places, learning, calibrating)
 
 
 def is_dependent(answer: Answer) -> bool:

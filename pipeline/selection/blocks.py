@@ -169,11 +169,15 @@ class Blocks:
     A group of one role joins its documents. A group of both roles is a stratum under calibration by group, and joins
     none. Under other calibrations its audited documents are one block, and its calibration documents are one unless
     its share of them is at most STRATUM times its share of the audited documents.
+
+    A learnt score is drawn to audited documents that are like one another and unlike the calibration documents: to
+    families, and to groups whose share of the audited documents is more than STRATUM times that of the others.
     """
 
     audited: np.ndarray  # int64, (audited documents,), from 0
     calibrating: np.ndarray  # int64, (calibration documents,), from 0
     families: tuple[np.ndarray, np.ndarray]  # the same by families alone, of either
+    learning: np.ndarray  # int64, (audited documents,), from 0: of each of these one may teach a learnt score
     strata: np.ndarray | None  # under calibration by group, int64, (calibration documents,): groups with audited ones
 
     @classmethod
@@ -195,9 +199,10 @@ class Blocks:
             joins = names[n == 0], names[m == 0]
         else:
             joins = names, names[n * max(1, audited.keys.size) > STRATUM * m * known.keys.size]
+        alone = names[m * max(1, known.keys.size) > STRATUM * n * audited.keys.size]
         blocks = audited.blocks(joins[0]), known.blocks(joins[1])
         strata = np.where(np.isin(known.group, names[m > 0]), known.group, NONE) if by_group else None
-        return cls(*blocks, (audited.family, known.family), strata)
+        return cls(*blocks, (audited.family, known.family), audited.blocks(alone), strata)
 
     def calibrating_in(self, selection: SelectionConfig, known: Related, seed: int) -> tuple[np.ndarray, Blocks]:
         """The calibration documents of a selection, bool, (calibration documents,), and the blocks of these.
@@ -217,7 +222,7 @@ class Blocks:
         whole = self.calibrating, self.families[1]
         calibrating, family = (np.unique(one[kept], return_inverse=True)[1] for one in whole)
         strata = None if self.strata is None else self.strata[kept]
-        return Blocks(self.audited, calibrating, (self.families[0], family), strata)
+        return Blocks(self.audited, calibrating, (self.families[0], family), self.learning, strata)
 
     def dependence(self, whole: bool = True) -> Dependence | None:
         """The sizes of the blocks; None where no documents depend on one another.

@@ -195,11 +195,12 @@ def answer_all(
         blocks = Blocks.of(audited, known, calibration_of(selection.calibration).grouped)
         kept, blocks = blocks.calibrating_in(selection, known, seed)
         dependence = blocks.dependence(bool(compared.all() or (audited.group == NONE).all()))
-        place = None
+        place = teaches = None
         if dependence is not None and dependence.in_audit:
-            place = np.full(compared.size, NONE, dtype=np.int64)
+            place, teaches = np.full(compared.size, NONE, dtype=np.int64), np.zeros(compared.size, dtype=bool)
             place[compared] = audited.places(blocks.audited, seed)
-        batches.append(replace(batch("audit", selection), place=place))
+            teaches[compared] = audited.places(blocks.learning, seed) == 0
+        batches.append(replace(batch("audit", selection), place=place, teaches=teaches))
         others = batch(SOUGHT_ROLE[selection.direction], selection) if sought else EMPTY
         drawing = b"" if selection.ranks == "whole" else scores.drawing(roles["audit"], roles.get(role, none))
         inputs = seed, batch(role, selection, kept), others, quarantined, dependence, drawing

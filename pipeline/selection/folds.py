@@ -35,6 +35,7 @@ class RoleScores:
     keys: np.ndarray  # int64 hashes of the ids, (documents,)
     versions: VersionPart | None = None  # of documents with versions
     place: np.ndarray | None = None  # int, (documents,), as in `RankCounts.of`; None: documents are independent
+    teaches: np.ndarray | None = None  # bool, (documents,): whether a score may be learnt from each; None: from all
 
     @property
     def first(self) -> np.ndarray:

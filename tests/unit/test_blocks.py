@@ -127,6 +127,25 @@ def test_a_group_of_both_roles_is_a_block_of_the_audit_or_a_stratum_of_calibrati
     assert dependence.factor == 1, "c calibrates nothing"
 
 
+def test_one_document_of_a_family_and_of_a_group_that_hardly_calibrates_teaches() -> None:
+    audited, known = related("aaabbbbbbccc", [0, 0, *range(1, 11)]), related("aaac" + "d" * 8, first=50)
+    for by_group in (False, True):
+        blocks = Blocks.of(audited, known, by_group)
+        joined = [block for block in same(blocks.learning) if len(block) > 1]
+        assert joined == [[0, 1], [3, 4, 5, 6, 7, 8]], "b has no known document, a and c have some"
+        assert Blocks.of(known, audited, by_group).learning.max() + 1 == 5, "d"
+
+
+@pytest.mark.parametrize("learn", ["split", "pool"])
+def test_groups_with_calibration_documents_all_teach_a_learnt_score(learn: str) -> None:
+    columns, roles = documents()
+    keys = np.random.default_rng(3).integers(-(2**62), 2**62, 800)
+    strata = pa.array([f"language {i % 4}" for i in range(800)])
+    asked: dict[str, Any] = {"procedure": "adadetect", "learn": learn, "detectors": DETECTORS}
+    made, plain = (verdict(Scores(columns, keys, group), roles, **asked) for group in (strata, None))
+    assert np.array_equal(made.p, plain.p)
+
+
 def test_by_group_the_factor_is_the_largest_of_the_groups_that_are_audited() -> None:
     known = related("aaaaabbbbb", [0, 0, 0, 1, 2, 3, 4, 5, 6, 7])
     dependence = Blocks.of(related("ab"), known, True).dependence()

@@ -226,13 +226,13 @@ def _learn_from_pool(question: SelectionInput) -> Query[PoolScore]:
 
 
 def _one_of_each_block(batch: RoleScores) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and scores of one audited document of each block of dependent ones, which a score may be learnt from.
+    """Keys and scores of the audited documents that a score may be learnt from: one of each block in `Blocks.learning`.
 
     Several would draw the score to their block, as if its documents were members that are like one another.
     """
-    if batch.place is None:
+    if batch.teaches is None:
         return batch.keys, batch.matrix
-    return batch.keys[batch.place == 0], batch.matrix[batch.place == 0]
+    return batch.keys[batch.teaches], batch.matrix[batch.teaches]
 
 
 def _guarantee(known_members: bool, estimated: bool) -> Guarantee:
