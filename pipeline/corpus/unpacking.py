@@ -76,11 +76,15 @@ _KINDS = (
 )
 
 
+LFS_POINTER = b"version https://git-lfs"
+LFS_REMEDY = "it is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned"
+
+
 def stand_in(head: bytes) -> str | None:
     """What stands in the place of documents, by its first bytes, and what to do; None for other files."""
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:200].lower()
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a pointer of Git LFS and not the file itself: run git lfs pull where it was cloned"
+    if start.startswith(LFS_POINTER):
+        return LFS_REMEDY
     if start.startswith((b"<!doctype html", b"<html")):
         return "it is an HTML page, as servers send in place of a file: download the file itself"
     if head[:200] and not head.strip(b"\0"):

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
+from pipeline.corpus.unpacking import LFS_POINTER, LFS_REMEDY
 from pipeline.errors import UserError, foreign_as_errors, nearest, not_opened, visible
 from pipeline.models.devices import quiet_panics
 from pipeline.models.model_files import (
@@ -85,13 +86,29 @@ def locate(config: ModelConfig, *, weights: bool) -> Checkpoint:
     local = Path(expand_user(config.path)).is_dir()
     partial = not (weights or local)
     what = f"model {config.shown}"
+    _refuse_pointers(what, [source.folder / CONFIG])
     files = find_model_files(source.folder, Allowed(what, config.allow_pickle, config.trust_remote_code, partial))
+    _refuse_pointers(what, files.places.values())
     folder = linked(files)
     stored = {} if partial else stored_weights(folder)
     for name, settings in files.configurations():
         check_kernels(what, settings, config.trust_remote_code)
         check_sizes(f"{what}: {name}", settings, stored)
     return Checkpoint(folder, None, source.folder, files)
+
+
+_MOST_POINTER = 1024  # bytes of a pointer
+
+
+def _refuse_pointers(what: str, paths: Iterable[Path]) -> None:
+    """Refuse pointers of Git LFS in the place of a model's files, which a clone without LFS leaves.
+
+    Raises:
+        UserError: a file is one.
+    """
+    for path in paths:
+        if path.is_file() and path.stat().st_size < _MOST_POINTER and path.read_bytes().startswith(LFS_POINTER):
+            raise UserError(f"{what}: {path.name}: {LFS_REMEDY}")
 
 
 def _refuse_adapter(config: ModelConfig, folder: Path) -> None:

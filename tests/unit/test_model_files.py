@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.checkpoints import check_files
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import check_model, fingerprint_model, open_model
 from pipeline.models.model_files import NEUTRAL, RARE_TOKENIZER_FILES, TOKENIZER_FILES
 from pipeline.models.tokens import open_tokenizer
 from pipeline.passes.generate import Prompt, Sampling, continuations
@@ -660,3 +660,15 @@ def test_without_symbolic_links_hard_ones_are_made_and_without_both_it_is_one_li
     (folder / "added_tokens.json").write_text("{}")
     monkeypatch.setattr(os, "link", refused)
     assert "cannot make links in" in user_error(check_files, config)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_pointer_of_git_lfs_in_the_place_of_a_file_is_named(folder: Path, name: str) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+    (folder / "pytorch_model.bin").write_text(pointer)  # which is not read
+    check_model(ModelConfig(path=str(folder)))
+    (folder / name).write_text(pointer)
+    line = user_error(check_model, ModelConfig(path=str(folder)))
+    assert line.startswith(
+        f"model {folder}: {name}: it is a pointer of Git LFS and not the file itself: run git lfs pull"
+    )
