@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from pipeline.corpus.files import detected
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.yaml import build
@@ -20,6 +19,7 @@ from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import measure_extent
 from pipeline.corpus.formats.base import ExportSource
 from pipeline.corpus.formats.csv_file import CSV
+from pipeline.corpus.input_files import detected
 from pipeline.corpus.shard import Shard, shard_fingerprint
 from pipeline.export.request import RowMarks
 from pipeline.plan.preflight import PLAN, check_documents, plan_checks
