@@ -183,6 +183,8 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
             empty = _built_empty(config, loaded, kind)
     if empty is not None:
         _check_built(config, source, empty)
+        if not _is_packed(source, empty) and not _converts(empty):
+            _check_shapes(config, source, empty)
         if kind != "pictures" and family is not SEQ2SEQ:
             check_code(empty, tokenizer, config.shown)
     return {
@@ -221,16 +223,27 @@ def _check_built(config: ModelConfig, source: Checkpoint, empty: Any) -> None:
     """Compare a model without weights with its files.
 
     Raises:
-        UserError: as `check_built`, or a weight has another shape.
+        UserError: as `check_built`.
     """
-    packed = source.gguf is not None or getattr(empty.config, "quantization_config", None) is not None
     names = weight_files(source)
     size = sum((source.folder / name).stat().st_size for name in names)
     what = f"model {config.shown}: its configuration"
-    check_built(what, empty, stored_weights(source.folder), size, packed)
-    if not packed and not _converts(empty):
-        shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
-        refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
+    check_built(what, empty, stored_weights(source.folder), size, _is_packed(source, empty))
+
+
+def _is_packed(source: Checkpoint, empty: Any) -> bool:
+    """Whether the weights are quantized in their files."""
+    return source.gguf is not None or getattr(empty.config, "quantization_config", None) is not None
+
+
+def _check_shapes(config: ModelConfig, source: Checkpoint, empty: Any) -> None:
+    """Compare the shapes of a model without weights with those in its files.
+
+    Raises:
+        UserError: a weight has another shape.
+    """
+    shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
+    refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
 
 
 def _converts(empty: Any) -> bool:
@@ -359,8 +372,7 @@ def _misfit(config: ModelConfig, model: Any) -> str:
 def _refuse_shapes(config: ModelConfig, source: Checkpoint, loaded: Any, kind: Kind) -> None:
     """Raise for weights with another shape at which the loader itself fails, such as tied weights."""
     if (empty := _empty_model(config, loaded, kind)) is not None:
-        shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
-        refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
+        _check_shapes(config, source, empty)
 
 
 def _dense() -> dict[str, Any]:
