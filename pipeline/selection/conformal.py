@@ -12,6 +12,8 @@ from pipeline.config.selection import Direction
 from pipeline.errors import UserError
 
 SAMPLE_SIZE = 20_000
+POOL_SIZE = 200_000
+"""Maximum number of documents of both roles together that a learnt score or weights of groups are computed from."""
 # A split and a sample need different hashes: with the same ones the half of the larger hashes would hardly be in the
 # sample while audit documents would, and the sample would depend on the roles (simulated: FDR .116 for .100).
 _SPLIT, _SAMPLE = 1, 2

@@ -16,12 +16,9 @@ import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.selection.calibrations import Ranking, calibrate_by_group, group_ranking
-from pipeline.selection.conformal import Sample
+from pipeline.selection.conformal import POOL_SIZE, Sample
 from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import GroupWeight
-
-MOST_POOLED = 200_000
-"""Maximum number of documents that weights are computed from: those with the smallest hashes, over both roles."""
 
 DIGITS = 30
 """Binary digits of a weight, so that weighted p-values are exact in 64 bits."""
@@ -44,7 +41,7 @@ class GroupPools:
     def of(cls, batch: RoleScores, code: np.ndarray, direction: Direction, seed: int, n_groups: int) -> GroupPools:
         """The audited documents of a shard; `code` is the position of the group of each, int64."""
         rows = np.stack([batch.first if direction == "members" else -batch.first, code.astype(np.float64)], axis=1)
-        return cls(Sample.draw(batch.keys, rows, seed, MOST_POOLED), np.bincount(code, minlength=n_groups))
+        return cls(Sample.draw(batch.keys, rows, seed, POOL_SIZE), np.bincount(code, minlength=n_groups))
 
     def __add__(self, other: GroupPools) -> GroupPools:
         """The sum of both."""

@@ -22,8 +22,7 @@ from pipeline.compare.joint import GRID_ERROR
 from pipeline.plan.description import build_config
 from pipeline.plan.forecast import forecast
 from pipeline.run.plan import make_plan
-from pipeline.selection import group_weights
-from pipeline.selection.conformal import Sample
+from pipeline.selection.conformal import POOL_SIZE, Sample
 from pipeline.selection.group_weights import GroupPools, count_high, quantile
 from pipeline.wording import percent
 from tests.helpers.commands import ended, here, user_error
@@ -201,19 +200,19 @@ def test_the_clean_direction_counts_low_scores_as_high_ones() -> None:
 
 def test_more_documents_than_are_pooled_are_drawn_without_regard_to_their_roles() -> None:
     rng, n_groups = np.random.default_rng(5), 3
-    count = group_weights.MOST_POOLED + 60_000
+    count = POOL_SIZE + 60_000
     keys, scores, code = rng.permutation(10 * count)[:count], rng.normal(size=count), rng.integers(0, 3, count)
 
     def pools(first: int) -> GroupPools:
         rows = np.stack([scores, code.astype(float)], axis=1)
         parts = [slice(0, first), slice(first, count)]
-        made = [Sample.draw(keys[part], rows[part], 0, group_weights.MOST_POOLED) for part in parts]
+        made = [Sample.draw(keys[part], rows[part], 0, POOL_SIZE) for part in parts]
         return GroupPools(made[0] + made[1], np.full(n_groups, 100))
 
     few, many = count_high(pools(1_000)), count_high(pools(200_000))
-    assert few[0].sum() == group_weights.MOST_POOLED
+    assert few[0].sum() == POOL_SIZE
     assert [one.tolist() for one in few] == [one.tolist() for one in many]
-    assert few[1].sum() == group_weights.MOST_POOLED // 5
+    assert few[1].sum() == POOL_SIZE // 5
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1), st.sampled_from([Fraction(1, 20), Fraction(1, 5), Fraction(4, 5)]))

@@ -18,10 +18,10 @@ import seenset
 from pipeline.answers.summarise import learnt_sentences
 from pipeline.config.corpus import Role
 from pipeline.config.selection import SelectionConfig
-from pipeline.selection.conformal import Sample
+from pipeline.selection.conformal import POOL_SIZE, Sample
 from pipeline.selection.engine import Scores, answer, answer_all
 from pipeline.selection.folds import RoleScores, SelectionInput, run_queries
-from pipeline.selection.pool_score import POOL_SIZE, fit_pool
+from pipeline.selection.pool_score import fit_pool
 from pipeline.selection.procedures import check_settings
 from pipeline.selection.procedures.adadetect import PoolQuestion, expected_power
 from pipeline.selection.schedule import Level, Slot
