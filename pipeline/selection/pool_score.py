@@ -92,7 +92,7 @@ class PoolScore:
         Returns:
             float64, (documents,). Rank it with `ranks(..., "members")` for either direction of the selection.
         """
-        z = standardised(matrix, self.center, self.scale, self.limit)
+        z = standardised_scores(matrix, self.center, self.scale, self.limit)
         total = self.direction.values(z)
         return total if self.outliers is None else np.round(total - np.logaddexp(0, self.outliers.values(z)), DIGITS)
 
@@ -122,7 +122,7 @@ def fit_pool(pool: np.ndarray, sign: float = 1.0) -> PoolScore:
     rows = rows[np.lexsort(rows.T)]
     low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
     scale = np.where(high > low, (high - low) / 2, 1.0)
-    z = standardised(rows, center, scale)
+    z = standardised_scores(rows, center, scale)
     with _libraries().limit(limits=1):  # the same sums on every machine, and faster
         members, outliers = _find_members(_Rows.of(z))
     if members is None or np.abs(members.weights).max() <= SAME:
@@ -130,7 +130,7 @@ def fit_pool(pool: np.ndarray, sign: float = 1.0) -> PoolScore:
     return PoolScore(sign * center, sign * scale, members, outliers)
 
 
-def standardised(matrix: np.ndarray, center: np.ndarray, scale: np.ndarray, limit: float = CLIP) -> np.ndarray:
+def standardised_scores(matrix: np.ndarray, center: np.ndarray, scale: np.ndarray, limit: float = CLIP) -> np.ndarray:
     """Scores in units of the pool, clipped: (documents, detectors)."""
     return np.clip((np.asarray(matrix, dtype=np.float64) - center) / scale, -limit, limit)
 

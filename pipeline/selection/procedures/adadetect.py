@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.selection.conformal import POOL_SIZE, RankCounts, Sample, calibrate, halves, ranks
 from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
-from pipeline.selection.pool_score import PoolScore, fit_pool, standardised
+from pipeline.selection.pool_score import PoolScore, fit_pool, standardised_scores
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
     LastRank,
@@ -57,7 +57,7 @@ class AdaScore:
             float64, (documents,). Rank it with `ranks(..., "members")` for either direction of the selection.
         """
         total = np.zeros(np.shape(matrix)[0])
-        columns = list(standardised(matrix, self.center, self.scale).T)
+        columns = list(standardised_scores(matrix, self.center, self.scale).T)
         for coefficient, feature in zip(self.coefficients, _features(columns), strict=True):
             total += coefficient * feature
         return total
@@ -102,7 +102,7 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     labels = np.repeat([0, 1], [len(calibration), len(mixture)])
     low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
     scale = np.where(high > low, (high - low) / 2, 1.0)
-    features = np.stack(_features(list(standardised(rows, center, scale).T)), axis=1)
+    features = np.stack(_features(list(standardised_scores(rows, center, scale).T)), axis=1)
     # one thread: the same sums on every machine, and faster
     with _libraries().limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # may only cost power
@@ -137,7 +137,7 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
     rows, known = _sorted(pool), _sorted(sought)
     low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
     scale = np.where(high > low, (high - low) / 2, 1.0)
-    sides = [standardised(side, center, scale) for side in (known, rows)]
+    sides = [standardised_scores(side, center, scale) for side in (known, rows)]
     means = [side.mean(axis=0) for side in sides]
     centred = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
     width = rows.shape[1]
