@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from pipeline.answers.summarise import make_summary
@@ -351,15 +352,17 @@ def _as_table(value: Any, role: Role) -> pa.Table:
     """Scores as a table: doc_id, optionally group, float64 columns.
 
     Raises:
-        UserError: an array of another shape, or values that are not numbers.
+        UserError: an array of another shape, values that are not numbers, or a document without an id.
     """
     if isinstance(value, pa.Table):
         if "doc_id" in value.column_names:
+            if missing := value["doc_id"].null_count:
+                raise UserError(f"{role}: {missing:,} of {len(value):,} documents have no doc_id: give each one")
             return value
         return value.append_column("doc_id", pa.array([f"{role}-{index}" for index in range(len(value))]))
     try:
         numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{role}: scores must be a table or numbers, got {type(value).__name__}") from None
     if numbers.ndim != 1:
         raise UserError(f"{role}: scores must be a table or one number per document, got shape {numbers.shape}")
@@ -382,6 +385,8 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
         for column in columns or ["score"]:
             if column not in table.column_names:
                 raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
+    if not columns:
+        raise UserError("audit: no column of scores is of floating-point numbers; name it, as in detectors=['score']")
     if names is None and len(columns) != 1 and not procedure_of(procedure).several:
         raise UserError(f"the scores have the columns {', '.join(known)}: choose, as in detectors=[{known[0]!r}]")
     return columns
@@ -391,7 +396,7 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
     """Check that a selection has its calibration documents.
 
     Raises:
-        UserError: they are missing, or have no groups.
+        UserError: they are missing or have no groups, or audited documents share the draw of a smoothed rank.
     """
     role, other = NULL_ROLE[selection.direction], SOUGHT_ROLE[selection.direction]
     chosen, calibration = procedure_of(selection.procedure), calibration_of(selection.calibration)
@@ -401,6 +406,12 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
         raise UserError(f"direction {selection.direction} is calibrated on {role} documents, which are not given")
     if chosen.needs_sought and other not in tables:
         raise UserError(f"procedure {selection.procedure} needs {other} documents too, which are not given")
+    ids = tables["audit"]["doc_id"]
+    if selection.ranks != "whole" and (distinct := pc.count_distinct(ids).as_py()) < len(ids):
+        raise UserError(
+            f"ranks smoothed draws one number for each doc_id, and the {len(ids):,} audited documents have "
+            f"{distinct:,}: give each its own, or take ranks: whole"
+        )
     if calibration.grouped:
         for name in ("audit", role):
             if "group" not in tables[name].column_names:

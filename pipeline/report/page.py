@@ -340,7 +340,7 @@ def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Fo
         for doc_id, other in zip(batch["doc_id"], default, strict=True)
     ]
     scores = {name: list(map(_short, values)) for name, values in batch.items() if name not in NOT_SCORES}
-    drawn = {"conformal_rank": "rank", "smoothed_p": "smoothed p"}  # shown before the scores
+    drawn = {"conformal_rank": "conformal rank", "smoothed_p": "smoothed p"}  # shown before the scores
     shown = {title: list(map(_short, batch[name])) for name, title in drawn.items() if name in batch}
     scores = {**shown, **scores}
     columns = {

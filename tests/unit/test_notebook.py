@@ -153,3 +153,17 @@ def test_an_answer_prints_what_its_guarantee_is_worth_and_warns_where_it_is_void
         void = seenset.select(audited, unseen=np.abs(fair), procedure="ktd")  # every sign is positive
     assert caught[0].filename == __file__
     assert repr(void).startswith("Selected(selection: CONTRADICTED, do not act on it: ")
+
+
+def test_documents_without_an_own_id_or_a_score_of_floats_are_one_line() -> None:
+    scores = np.arange(30.0)
+    unseen = pa.table({"doc_id": [f"u{i}" for i in range(30)], "score": scores})
+    without = pa.table({"doc_id": ["a", None, *(f"d{i}" for i in range(28))], "score": scores})
+    same = pa.table({"doc_id": ["x", "x", *(f"d{i}" for i in range(28))], "score": scores})
+    whole_numbers = pa.table({"doc_id": [f"d{i}" for i in range(30)], "score": np.arange(30)})
+    assert "1 of 30 documents have no doc_id" in user_error(seenset.select, without, unseen)
+    said = user_error(seenset.select, same, unseen, ranks="smoothed")
+    assert "the 30 audited documents have 29: give each its own" in said
+    seenset.select(same, unseen)
+    assert "no column of scores is of floating-point numbers" in user_error(seenset.select, whole_numbers, unseen)
+    assert "must be a table or numbers" in user_error(seenset.select, [10**400, 1], scores)
