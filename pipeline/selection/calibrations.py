@@ -25,6 +25,9 @@ Ranking = tuple[Callable[[RoleScores], np.ndarray], int | Grid]
 
 UNIT = 62  # p-values are multiples of 2^-62
 
+BEYOND = 1 << 62
+"""In place of a p-value that its weight raises above 1: no limit of a selection reaches it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupCalibration:
@@ -52,18 +55,19 @@ class GroupCalibration:
         return code
 
     def weighted(self, weights: Sequence[Fraction]) -> GroupCalibration:
-        """The same calibration with the p-values of each group divided by its weight, and capped at 1.
+        """The same calibration with the p-values of each group divided by its weight; `BEYOND` where that is above 1.
 
-        The last rank of the grid, at p = 1, is that of documents without a score, whose weight is 1.
+        The last rank of the grid is that of documents without a score, which are `BEYOND` too; their weight is 1.
 
         Args:
             weights: of the groups, >= 0, with numerators below 2^30 and powers of 2 as denominators: so that the
-                grid is exact. 0: p = 1 at every rank.
+                grid is exact. 0: `BEYOND` at every rank.
         """
         plain = [Grid.uniform(part.size) for part in self.scores]
+        divided = [_divided(one, weight) for one, weight in zip(plain, weights, strict=True)]
         plain.append(Grid(np.ones(1), np.array(1), 0, groups=0))
         weights = (*weights, Fraction(1))
-        grid, places = pool([_divided(one, weight) for one, weight in zip(plain, weights, strict=True)])
+        grid, places = pool([*divided, replace(plain[-1], numerators=np.array([BEYOND]))])
         order = np.argsort(np.concatenate(places))
         numerators = np.concatenate([one.numerators for one in plain])[order]
         denominators = np.concatenate([np.broadcast_to(one.denominators, one.size) for one in plain])[order]
@@ -167,12 +171,12 @@ def ranks_by_group(
 
 
 def _divided(grid: Grid, weight: Fraction) -> Grid:
-    """The p-values of a grid with one denominator, divided by a weight and capped at 1."""
+    """The p-values of a grid with one denominator, divided by a weight; `BEYOND` where the quotient is above 1."""
     up, down = weight.numerator, weight.denominator
     one = int(grid.denominators) * up  # p / weight = numerator down / one
-    below = one // down  # the largest numerator with a quotient of at most 1
-    divided = [k * down if k <= below else one for k in grid.numerators.tolist()]
-    return replace(grid, numerators=np.array(divided if up else np.ones(grid.size)), denominators=np.array(one or 1))
+    inside = grid.numerators <= one // down
+    divided = [k * down if most else BEYOND for k, most in zip(grid.numerators.tolist(), inside.tolist(), strict=True)]
+    return replace(grid, numerators=np.array(divided), denominators=np.where(inside, one, 1))
 
 
 def _strings(groups: Groups) -> pa.Array:

@@ -142,7 +142,7 @@ class Grid:
     (`calibrations.simes_grid`). A procedure reads only counts over a grid, so it works with every grid.
 
     p-values may repeat; the last is 1, where quarantined documents are counted. With a `weighting` the grid holds
-    p-values divided by the weights of their groups, at most 1.
+    p-values divided by the weights of their groups; those above 1, and the last, are 2^62, which is never selected.
     """
 
     numerators: np.ndarray  # int64, (size,), read-only

@@ -86,6 +86,7 @@ LEVEL: dict[str, Audit] = {
     "one document of each group": Audit((9,) * 6, (1,) * 6, (0,) * 6),
     "few members": Audit((40, 40), (60, 60), (6, 0), 4),
     "many members": Audit((60, 60), (80, 80), (72, 40), 3),
+    "nearly all of one group, none of another": Audit((100, 100), (100, 100), (95, 0), 4),
     "20 calibration documents": Audit((10, 10), (30, 30), (15, 0), 4),
     "1,000 calibration documents": Audit((600, 400), (90, 60), (30, 0), 3),
     "ties": Audit((60, 60), (50, 50), (25, 5), 3, decimals=0),

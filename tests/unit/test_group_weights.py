@@ -78,8 +78,10 @@ def selected_by_definition(known: Scored, audited: Scored, alpha: Fraction, proc
         t = max(Fraction(math.ceil(cut * (n + 1)), n + 1) for n in sizes.values())
         high = sum((weight for weight, one in zip(w, p, strict=True) if one >= cut), Fraction(0))
         share = (max([*weights.values(), Fraction(1)]) + high) / (m * (1 - t))
-    ratio = [min(Fraction(1), one / weight) for one, weight in zip(p, w, strict=True)]
-    best = max([r for r in ratio if r * m * share <= alpha * sum(other <= r for other in ratio)], default=Fraction(-1))
+    ratio = [one / weight for one, weight in zip(p, w, strict=True)]
+    ratio = [r if score is not None else Fraction(m + 1) for r, (_, score) in zip(ratio, audited, strict=True)]
+    fits = [r for r in ratio if r <= 1 and r * m * share <= alpha * sum(other <= r for other in ratio)]
+    best = max(fits, default=Fraction(-1))
     return [r <= best and score is not None for r, (_, score) in zip(ratio, audited, strict=True)]
 
 
