@@ -1,7 +1,8 @@
 """Every registered detector on one small model: what it tells apart, what a selection finds by it, and what it costs.
 
-The same passages are trained into the model four times, twice, once, and once among many others. Each detector scores
-them beside passages that no model has seen. Scores are kept, so the same call again goes on where the last one ended.
+The same passages are trained into the model twice, once among many others, four times, and once. Each detector scores
+them beside passages that no model has seen, of which 30, 100 or 200 calibrate in each split. Scores are kept, so the
+same call again goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from pipeline.trial.repeats import Pool, measure
 from pipeline.trial.table import selection_rows
 from seenset import audit
 
-EXPOSURES = {"four times": 4, "once among others": 1, "twice": 2, "once": 1}  # name -> epochs, in order of interest
+EXPOSURES = {"twice": 2, "once among others": 1, "four times": 4, "once": 1}  # name -> epochs, in order of interest
 AMONG = "once among others"
-PROCEDURES = ("bh", "storey")
+QUESTIONS = tuple((procedure, ranks) for procedure in ("bh", "storey") for ranks in ("whole", "smoothed"))
+ALPHAS = (0.1, 0.05)
+CALIBRATION = (30, 100, 200)
+AUDITED, MEMBER_SHARE = 200, 0.3
 RATES = (0.01, 0.05)
-ALPHA = 0.1
-REPEATS = 50
+REPEATS = 100
 FSD_DOCUMENTS = 40
 SETTINGS: dict[str, dict[str, Any]] = {"camia": {"of": "difference"}, "knockoff": {"draws": 2}}
 """Arguments in place of defaults: the default column of `camia` is `loss`; `knockoff` takes hours with its default."""
@@ -246,7 +249,7 @@ def _score(
         },
         "detectors": list(group.entries),
         "fsd": {"documents": min(FSD_DOCUMENTS, sizes.unseen // 4)},
-        "selections": [{"name": "bh", "detectors": [group.columns[0]], "procedure": "bh", "alpha": ALPHA}],
+        "selections": [{"name": "bh", "detectors": [group.columns[0]], "procedure": "bh", "alpha": ALPHAS[0]}],
         "overlap": "drop",
         "error_budget": 0.1,
         "evidence": 0,
@@ -277,27 +280,39 @@ def _pool(run: Path, columns: Sequence[str]) -> Pool:
     return Pool(ids, np.arange(len(ids)), trained, np.ones(len(ids), dtype=bool), Scores(values, keys, groups))
 
 
-def _powers(pool: Pool) -> dict[str, list[Estimate]]:
-    """The power of each procedure by each score: the members and as many unseen are audited, the others calibrate."""
+def _powers(pool: Pool, unseen: int) -> dict[str, list[Estimate]]:
+    """The power of each question at each alpha by each score, where so many unseen documents calibrate.
+
+    All members are audited, beside as many unseen documents as give them their share; empty where there are too few.
+    """
+    members = int(pool.trained.sum())
+    audited = min(AUDITED, round(members / MEMBER_SHARE))
+    if len(pool.ids) - members < unseen + audited - round(MEMBER_SHARE * audited):
+        return {}
     columns = list(pool.scores.columns)
-    config = build(
-        TrialConfig,
-        {
-            "run": "detectors",
-            "model": {"path": "detectors"},
-            "documents": {"path": "detectors"},
-            "split": {"unseen": len(pool.ids) - 2 * int(pool.trained.sum())},
-            "repeats": REPEATS,
-            "selections": [
-                {"name": f"{name}-{number}", "detectors": [column], "procedure": name, "alpha": ALPHA}
-                for number, column in enumerate(columns)
-                for name in PROCEDURES
-            ],
-        },
-    )
+    questions = [(alpha, procedure, ranks) for alpha in ALPHAS for procedure, ranks in QUESTIONS]
+    settings = {
+        "run": "detectors",
+        "model": {"path": "detectors"},
+        "documents": {"path": "detectors"},
+        "split": {"unseen": unseen, "audited": audited, "member_share": MEMBER_SHARE},
+        "repeats": REPEATS,
+        "selections": [
+            {
+                "name": f"{procedure}-{ranks}-{alpha:g}-{number}",
+                "detectors": [column],
+                "procedure": procedure,
+                "ranks": ranks,
+                "alpha": alpha,
+            }
+            for number, column in enumerate(columns)
+            for alpha, procedure, ranks in questions
+        ],
+    }
+    config = build(TrialConfig, settings)
     rows = selection_rows({}, config.selections, measure(pool, config, 0))
     powers = [Estimate(row["power"], row["power_low"], row["power_high"]) for row in rows]
-    each = len(PROCEDURES)
+    each = len(questions)
     return {column: powers[each * number : each * (number + 1)] for number, column in enumerate(columns)}
 
 
@@ -306,8 +321,9 @@ def _print_tables(folder: Path, groups: Sequence[Group], left_out: dict[str, dic
     head = (
         f"{sizes.members} trained and {sizes.unseen} unseen passages (`*`: {sizes.few} and {3 * sizes.few}, fewer than "
         f"the {least_untrained(min(RATES))} that an interval at 1% takes); once among others: {sizes.others} others. "
-        f"95% intervals: AUC and TPR over passages, power over {REPEATS} splits at alpha = {ALPHA:g}. Seconds: of the "
-        "run of all detectors that read the same passes (after the first table of all that take at most two passes)."
+        f"95% intervals: AUC and TPR over passages, power over {REPEATS} splits, {MEMBER_SHARE:.0%} of up to {AUDITED} "
+        "audited passages trained. Seconds: of the run of all detectors that read the same passes (after the first "
+        "table of all that take at most two passes)."
     )
     tables = []
     for exposure, reasons in left_out.items():
@@ -325,26 +341,39 @@ def _print_tables(folder: Path, groups: Sequence[Group], left_out: dict[str, dic
 
 def _table(exposure: str, scored: Sequence[tuple[Group, Path, float]], reasons: dict[str, str]) -> str:
     """What one exposure's runs came to, the largest AUC first, and what is left out and why."""
-    names = ["detector", "passes", "seconds", "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)]
-    names += [f"power of `{name}`" for name in PROCEDURES]
     costs = {detector.column: str(Cost.of(detector)) for detector in known_detectors()[0]}
-    rows = []
+    areas: list[tuple[float, list[str]]] = []
+    powers: dict[int, list[tuple[float, list[str]]]] = {unseen: [] for unseen in CALIBRATION}
     for group, run, seconds in scored:
         columns = group.columns
         pool = _pool(run, columns)
-        powers = _powers(pool)
+        by_unseen = {unseen: _powers(pool, unseen) for unseen in CALIBRATION}
         for column in columns:
             values = pool.scores.columns[column]
             one = detection([DetectorScores(values[pool.trained], values[~pool.trained])])
-            figures = [one.auc, *(one.tpr[rate] for rate in RATES), *powers[column]]
             name = f"`{column}`{' *' if group.costly else ''}"
-            rows.append((-(one.auc.value or 0), [name, costs[column], f"{seconds:.0f}", *map(_shown, figures)]))
-    lines = [f"| {' | '.join(cells)} |" for _, cells in sorted(rows)]
+            place = -(one.auc.value or 0)
+            figures = [one.auc, *(one.tpr[rate] for rate in RATES)]
+            areas.append((place, [name, costs[column], f"{seconds:.0f}", *map(_shown, figures)]))
+            for unseen, of_column in by_unseen.items():
+                if column in of_column:
+                    powers[unseen].append((place, [name, *map(_shown, of_column[column])]))
+    names = ["detector", "passes", "seconds", "AUC", *(f"TPR at {rate:.0%} FPR" for rate in RATES)]
+    tables = [f"Read {exposure}:\n\n{_markdown(names, areas)}"]
+    names = ["detector", *(f"`{one}`, {ranks}, {alpha:g}" for alpha in ALPHAS for one, ranks in QUESTIONS)]
+    for unseen, rows in powers.items():
+        tables.append(f"Read {exposure}, {unseen} unseen calibrate: power by alpha.\n\n{_markdown(names, rows)}")
     by_reason: dict[str, list[str]] = {}
     for column, why in reasons.items():
         by_reason.setdefault(why, []).append(f"`{column}`")
-    missing = "".join(f"\n\nNot in it: {', '.join(columns)} ({why})." for why, columns in by_reason.items())
-    return "\n".join([f"Read {exposure}:\n", f"| {' | '.join(names)} |", f"|{'---|' * len(names)}", *lines]) + missing
+    missing = [f"Not in it: {', '.join(columns)} ({why})." for why, columns in by_reason.items()]
+    return "\n\n".join([*tables, *missing])
+
+
+def _markdown(names: Sequence[str], rows: Sequence[tuple[float, list[str]]]) -> str:
+    """A table of rows in the order of their first value."""
+    lines = [f"| {' | '.join(cells)} |" for _, cells in sorted(rows)]
+    return "\n".join([f"| {' | '.join(names)} |", f"|{'---|' * len(names)}", *lines])
 
 
 def _shown(estimate: Estimate) -> str:

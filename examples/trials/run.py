@@ -38,6 +38,8 @@ DETECTORS = "detectors"
 NAMES = (
     "alpha",
     "procedures",
+    "among_others",
+    "known_members",
     "share",
     "calibration_size",
     "label_noise",

@@ -34,6 +34,7 @@ def test_what_is_scored_is_in_the_table_and_the_rest_is_named_with_the_reason(
     monkeypatch.setattr(detectors, "detector_names", lambda: ["loss", "reference", "samia"])
     monkeypatch.setattr(detectors, "EXPOSURES", {"four times": 4, detectors.AMONG: 1})
     monkeypatch.setattr(detectors, "REPEATS", 5)
+    monkeypatch.setattr(detectors, "CALIBRATION", (10, 100))
     sizes, folder = Sizes(members=10, unseen=40, seen=2, others=4, few=5), tmp_path / "work"
     rng = np.random.default_rng(0)
     folder.mkdir()
@@ -42,11 +43,15 @@ def test_what_is_scored_is_in_the_table_and_the_rest_is_named_with_the_reason(
     assert run_detectors(folder, model, sizes) == 0
     printed = capsys.readouterr().out
     tables = re.split(r"^Read ", printed, flags=re.MULTILINE)[1:]
-    assert [table.split(":")[0] for table in tables] == list(detectors.EXPOSURES)
-    rows = [re.findall(r"^\| `(.+?)`( \*)? \|", table, re.MULTILINE) for table in tables]
-    assert sorted(rows[0]) == [("loss", ""), ("reference", ""), ("samia", " *")]
-    assert sorted(rows[1]) == [("loss", ""), ("reference", "")]
-    assert "Not in it: `samia` (costly: four times alone)." in tables[1]
+    kinds = ["", ", 10 unseen calibrate", ", 100 unseen calibrate"]
+    assert [table.split(":")[0] for table in tables] == [
+        f"{one}{kind}" for one in detectors.EXPOSURES for kind in kinds
+    ]
+    rows = [sorted(re.findall(r"^\| `(.+?)`( \*)? \|", table, re.MULTILINE)) for table in tables]
+    both, few = [("loss", ""), ("reference", "")], [("samia", " *")]
+    assert rows == [both + few, both, [], both, both, []], "too few passages for 100, and for the few of samia"
+    assert tables[1].count("smoothed") == 4, "by both procedures at both alphas"
+    assert "Not in it: `samia` (costly: four times alone)." in tables[5]
     assert (folder / "tables.md").read_text(encoding="utf-8") in printed
 
     scored = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}

@@ -24,7 +24,7 @@ from pipeline.trial.splits import Drawable, choose_trained, draw_split
 from tests.helpers.commands import ended
 from tests.helpers.marked_runs import EDITABLE
 
-SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion")
+SHARING = ("alpha", "procedures", "share", "calibration_size", "label_noise", "fusion", "known_members")
 FOLDER = Path(__file__).parents[2] / "examples/trials"
 
 
@@ -42,7 +42,7 @@ def test_every_trial_in_the_folder_can_be_run_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_six_trials_share_one_contaminated_model_and_its_scores(name: str) -> None:
+def test_seven_trials_share_one_contaminated_model_and_its_scores(name: str) -> None:
     config, points = trial(name)
     first, _ = trial(SHARING[0])
     for one in (config, *(point.config for point in points)):
