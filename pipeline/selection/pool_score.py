@@ -42,7 +42,8 @@ TINY = 1e-12
 """Least number of documents of a population, for divisions."""
 
 SAME = 1e-6
-"""Difference of two log-likelihoods per row up to which the earlier start is kept: processors differ by less."""
+"""Difference of two log-likelihoods per row up to which the earlier start is kept, and size of a weight or of a summed
+shift up to which it is taken as 0: processors differ by less."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -229,10 +230,15 @@ def _find_members(rows: _Rows) -> tuple[LinearScore | None, LinearScore | None]:
         beside, _ = _most_likely(rows, [_maximise(rows, pair) for pair in pairs])
         columns = np.clip(beside.raised, -1, 1).sum(axis=0)  # in how many columns, each up to one standard deviation
         chosen = int(columns[1] > columns[0])
-        if float(beside.shifts[:, chosen].sum()) >= 0:
+        if _is_higher(beside, chosen):
             return beside.direction(chosen), beside.direction(1 - chosen)
-    higher = [fit for fit in fits if float(fit[0].shifts.sum()) >= 0]
+    higher = [fit for fit in fits if _is_higher(fit[0])]
     return (_most_likely(rows, higher)[0].direction(0), None) if higher else (None, None)
+
+
+def _is_higher(mixture: _Mixture, index: int = 0) -> bool:
+    """Whether a further population is not lower on the whole; one without a difference is not, whatever is rounded."""
+    return float(mixture.shifts[:, index].sum()) >= -SAME
 
 
 _Fit = tuple[_Mixture, float]  # with the logarithm of its likelihood

@@ -180,6 +180,14 @@ def test_constant_columns_and_columns_without_a_difference_are_no_error() -> Non
     assert set(answered.p) == {1.0}
 
 
+@pytest.mark.parametrize("seed", [56, 91])
+def test_rounding_does_not_decide_whether_populations_without_a_difference_are_taken(seed: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(29, 4)).round(1)
+    rows[:, 3] = 3.0  # from this column both populations start alike
+    orders = [np.roll(np.arange(4), first) for first in range(4)]
+    assert [fit_pool(rows[:, order]).weights.tolist() for order in orders] == [[0.25] * 4] * 4
+
+
 def table(rows: np.ndarray) -> pa.Table:
     return pa.table({f"d{index}": column for index, column in enumerate(rows.T)})
 
