@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from pipeline.answers.stated_bounds import bound_clause, known_claim, sentence, sureness, wrong_claim
+from pipeline.answers.summarise import learnt_sentences
 from pipeline.checks.diagnostic import BlindDiagnostic, Diagnostic, ShareDiagnostic
 from pipeline.checks.registry import CHECK_NAMED
 from pipeline.checks.resolution import shortest
@@ -111,8 +112,14 @@ def common_notes(selections: Sequence[SelectionReport], remarks: Sequence[str]) 
     named: dict[str, list[str]] = {remark: [] for remark in remarks}
     for selection in selections:
         for caution in selection.answer.cautions:
-            named.setdefault(caution, []).append(selection.summary.name)
+            if not on_card(caution, selection.brief):
+                named.setdefault(caution, []).append(selection.summary.name)
     return {text: names for text, names in named.items() if text in remarks or len(names) > 1}
+
+
+def on_card(caution: str, brief: BriefAnswer) -> bool:
+    """Whether a caution is among the sentences of the first screen."""
+    return any(caution in shown for shown in (brief.drawn, brief.weights) if shown is not None)
 
 
 def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswer:
@@ -137,6 +144,8 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
         average=_average(summary),
         this_list=_this_list(summary),
         collection=_collection(summary),
+        drawn=None if summary.smoothed is None else summary.smoothed.sentence(summary.n_selected),
+        weights=" ".join(learnt_sentences(summary)) or summary.weighting,
         lights=shown,
     )
 

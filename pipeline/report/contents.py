@@ -83,6 +83,16 @@ class BriefAnswer(Record):
     average: str = Field(description="The guarantee on average over audits.")
     this_list: str = Field(description="The guarantee for this one list.")
     collection: str = Field(description="The guarantee for all audited documents.")
+    drawn: str | None = Field(
+        None,
+        exclude_if=lambda drawn: drawn is None,
+        description="How the list depends on the numbers that smooth the ranks; left out where ranks are whole.",
+    )
+    weights: str | None = Field(
+        None,
+        exclude_if=lambda weights: weights is None,
+        description="How a learnt score, or the weights of groups, came about; left out where there are none.",
+    )
     lights: list[Light] = Field(description="The diagnostics in brief, red ones first.")
 
 

@@ -37,7 +37,8 @@ function readDocuments(chunks) {
       documents.push({ at: documents.length, id, p, place, source, text, picture, scores: own });
     });
   }
-  return { documents, sources, names: chunks.length ? Object.keys(chunks[0].scores) : [] };
+  const [first] = chunks;
+  return { documents, sources, names: first ? Object.keys(first.scores) : [], pName: first ? first.p_name : "p-value" };
 }
 
 const shown = (value) => (value === null ? "–" : String(Number(value.toPrecision(4))));
@@ -61,7 +62,7 @@ function thumbnail(one) {
   return [make("img", { src: `data:image/jpeg;base64,${one.picture}`, alt: "thumbnail", class: "thumbnail" })];
 }
 
-function columns(names, texts) {
+function columns(pName, names, texts) {
   const bdi = (text) => make("bdi", {}, text);
   return [
     column("rank", (one) => one.at + 1, { numeric: true, className: "n" }),
@@ -69,7 +70,7 @@ function columns(names, texts) {
       className: "id",
       node: (one) => make("button", { type: "button", class: "opener", "aria-expanded": "false" }, bdi(one.id)),
     }),
-    column("p-value", (one) => one.p, { numeric: true, className: "n" }),
+    column(pName, (one) => one.p, { numeric: true, className: "n" }),
     ...names.map((name, i) => column(name, (one) => one.scores[i], { numeric: true, className: "n score" })),
     ...(texts
       ? [
@@ -141,10 +142,10 @@ function labelled(text, control) {
 }
 
 /** Filters beside the search: by input, by p-value, and by whether the tokens are shown. */
-function filters(table, sources, evidence) {
+function filters(table, sources, evidence, pName) {
   const row = make("div", { class: "filters" });
   const most = make("input", { type: "number", min: "0", max: "1", step: "any", inputmode: "decimal" });
-  row.append(labelled("p-value at most", most));
+  row.append(labelled(`${pName} at most`, most));
   most.addEventListener("input", () => {
     const limit = most.value === "" ? Infinity : Number(most.value);
     table.search.fixed("p", (_, one) => one.p <= limit).draw();
@@ -170,14 +171,14 @@ function filters(table, sources, evidence) {
 
 async function build(place) {
   const name = place.dataset.documents;
-  const { documents, sources, names } = readDocuments(await unpack(`rows-${name}`));
+  const { documents, sources, names, pName } = readDocuments(await unpack(`rows-${name}`));
   const evidence = new Map((await unpack(`tokens-${name}`)).map((tokens) => [tokens.at, tokens]));
   const element = make("table", { class: "documents", "aria-label": `Selected documents of ${name}` });
   place.replaceChildren(element);
   const texts = documents.length > 0 && documents[0].text !== null;
   const table = new DataTable(element, {
     data: documents,
-    columns: columns(names, texts),
+    columns: columns(pName, names, texts),
     order: [],
     pageLength: 25,
     lengthMenu: [10, 25, 100, 500],
@@ -193,7 +194,7 @@ async function build(place) {
       zeroRecords: "No document matches.",
     },
   });
-  place.prepend(filters(table, sources, evidence));
+  place.prepend(filters(table, sources, evidence, pName));
   element.addEventListener("click", (event) => {
     const button = event.target.closest("button.opener");
     if (!button) return;

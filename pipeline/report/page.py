@@ -340,12 +340,15 @@ def _columns(batch: Mapping[str, list[Any]], places: dict[str, int], folders: Fo
         for doc_id, other in zip(batch["doc_id"], default, strict=True)
     ]
     scores = {name: list(map(_short, values)) for name, values in batch.items() if name not in NOT_SCORES}
-    drawn = {"conformal_rank": "conformal rank", "smoothed_p": "smoothed p"}  # shown before the scores
-    shown = {title: list(map(_short, batch[name])) for name, title in drawn.items() if name in batch}
-    scores = {**shown, **scores}
+    deciding = {"p_value": "p-value"}
+    if "smoothed_p" in batch:  # the others are shown before the scores
+        deciding = {"smoothed_p": "smoothed p", "conformal_rank": "conformal rank", **deciding}
+    (p_name, p), *others = ((title, list(map(_short, batch[name]))) for name, title in deciding.items())
+    scores = {**dict(others), **scores}
     columns = {
         "ids": ids,
-        "p": list(map(_short, batch["p_value"])),
+        "p": p,
+        "p_name": p_name,
         "scores": scores,
         "source": where,
         "row": batch["row"],

@@ -94,6 +94,7 @@ def _environment() -> Environment:
     environment.globals.update(role_names={"audit": "audited", "unseen": "known unseen", "seen": "known seen"})
     environment.globals.update(marks=brief.MARKS, guarantee_on_page=brief.guarantee_on_page)
     environment.globals.update(most_groups=MOST_GROUPS)
+    environment.tests.update(on_card=brief.on_card)
     return environment
 
 

@@ -169,6 +169,11 @@ def test_smoothed_ranks_of_a_run_are_stated_and_verified_from_its_ids(
     assert "bad" not in listed["doc_id"].to_pylist()
     page = json.loads((folder / "report/report.json").read_text())["selections"][0]
     assert sentence in page["answer"]["cautions"]
+    assert page["brief"]["drawn"] == sentence
+    html = (folder / "report/report.html").read_text()
+    assert sentence in html.partition("<summary>The answer in full")[0], "not in a fold"
+    assert html.count(sentence) == 1
+    assert html.count("They are of whole ranks; smoothed ones decide.") == 1, "beside one of two histograms"
     assert page["selected"][0]["smoothed_p"] == p[0]
     assert page["selected"][0]["conformal_rank"] == rank[0]
     assert ended("pack", folder, tmp_path / "bundle") == 0
@@ -176,6 +181,30 @@ def test_smoothed_ranks_of_a_run_are_stated_and_verified_from_its_ids(
     seeded = run(tmp_path, "seeded", {**given, "run": str(tmp_path / "seeded"), "seed": 9})
     again = pq.read_table(seeded / "selection/smoothed/selected.parquet")
     assert again["rank_draw"].to_pylist() == u.tolist(), "the seed draws nothing"
+
+
+def test_the_first_screen_states_weights_and_how_they_were_found(tmp_path: Path) -> None:
+    audit = [*rows_of(40), *rows_of(20, "members", 2.5)]
+    learnt = {"detectors": ["loss", "other"], "procedure": "adadetect", "learn": "pool", "alpha": 0.5}
+    plain = {"name": "plain", "detectors": ["loss"], "procedure": "bh", "alpha": 0.2}
+    boosted = {**plain, "name": "boosted", "calibration": "by_group", "boost": "group"}
+    one = {**learnt, "name": "one", "detectors": ["loss"]}
+    selections = [{**learnt, "name": "pool"}, boosted, one, plain]
+    rows = {"audit": audit, "unseen": rows_of(30, "unseen")}
+    grouped = {role: [{**row, "kind": "ab"[n % 2]} for n, row in enumerate(of)] for role, of in rows.items()}
+    corpus = write_corpus(tmp_path, grouped, scores=["loss", "other"], group="kind")
+    folder = run(tmp_path, "run", {"corpus": corpus, "selections": selections})
+    page = json.loads((folder / "report/report.json").read_text())["selections"]
+    pool, weighed, single, none = (entry["brief"].get("weights") for entry in page)
+    assert "other" in pool
+    assert "found without knowing which documents are which" in pool
+    assert weighed.startswith("A document is selected by its p-value divided by the weight of its group")
+    assert single == "With one detector there is nothing to learn: learn: pool ranks by loss."
+    assert none is None
+    html = " ".join((folder / "report/report.html").read_text().split())
+    for sentence in (pool, weighed, single):
+        assert f"<dt>Weights</dt><dd>{sentence}</dd>" in html
+        assert html.count(sentence) == 1
 
 
 @pytest.mark.parametrize(
