@@ -6,11 +6,10 @@ import contextlib
 import copy
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any, Literal
 
 from pipeline.config.models import ModelConfig, expand_user
@@ -30,6 +29,7 @@ from pipeline.models.model_files import (
     linked,
 )
 from pipeline.models.settings import check_adapter_settings, check_gguf, check_kernels, check_sizes, gguf_scaling
+from pipeline.models.stored import TYPES, stored_weights
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.py", "*.jinja", "*.spm")
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -288,12 +288,13 @@ class ModelFamily:
     mapping: str  # name of its mapping from model types to classes
     refused: tuple[str, ...] = ()  # parts of architecture names that it would load without their head
     task: str = "CAUSAL_LM"  # task type of adapters
+    of_pictures: bool = False  # whether the documents are pictures
 
     def model_class(self, loaded: Any) -> str | None:
         """Name of the model class for a configuration, if this family has one."""
         from transformers.models.auto import modeling_auto
 
-        if self is PICTURES and getattr(loaded, "vision_config", None) is None:
+        if self.of_pictures and getattr(loaded, "vision_config", None) is None:
             return None
         name = getattr(modeling_auto, self.mapping).get(loaded.model_type)
         return name if name is None or isinstance(name, str) else name[0]
@@ -315,14 +316,19 @@ SEQ2SEQ = ModelFamily(
     ("EncoderModel", "Classification", "QuestionAnswering"),
     "SEQ_2_SEQ_LM",
 )
-PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+PICTURES = ModelFamily("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", of_pictures=True)
+TEXT_PATH = replace(PICTURES, refused=CAUSAL.refused, of_pictures=False)
+"""Models that transformers opens for pictures with text alone, whose documents are texts: no picture is given."""
 
 
 def model_family(loaded: Any, kind: Kind) -> ModelFamily:
     """The family that loads a model of a kind."""
     if kind == "pictures" or (kind == "any" and PICTURES.model_class(loaded) in (loaded.architectures or [])):
         return PICTURES
-    return SEQ2SEQ if kind in ("rewriter", "any") and loaded.is_encoder_decoder else CAUSAL
+    if loaded.is_encoder_decoder:
+        return CAUSAL if kind == "causal" else SEQ2SEQ
+    own_code = not type(loaded).__module__.startswith("transformers.")
+    return CAUSAL if own_code or CAUSAL.model_class(loaded) or not TEXT_PATH.model_class(loaded) else TEXT_PATH
 
 
 def read_model_config(config: ModelConfig, source: Checkpoint, kind: Kind = "causal") -> Any:
@@ -487,107 +493,3 @@ def _model_names(source: Checkpoint) -> Iterator[str]:
             name = json.loads((source.folder / CONFIG).read_text(encoding="utf-8")).get("_name_or_path")
             if isinstance(name, str) and name:
                 yield name
-
-
-TYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Names of dtypes: in safetensors files -> in torch."""
-
-MOST_OF_HEADER = 100_000_000
-"""Maximum bytes of the header of a safetensors file; its library has the same limit."""
-
-NAMED = 3
-"""Maximum number of weights of a kind in an error."""
-
-
-def stored_weights(folder: Path) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Dtype, such as BF16, and shape of every weight in the safetensors files of a folder; weights are not read.
-
-    A damaged file is skipped: the loader reports the problem.
-    """
-    files = []
-    for path in sorted(folder.rglob(SAFE)):
-        with contextlib.suppress(OSError):
-            facts = path.stat()
-            files.append((str(path), facts.st_size, facts.st_mtime_ns))
-    return _stored_in_all(tuple(files))
-
-
-@lru_cache(maxsize=8)
-def _stored_in_all(files: tuple[tuple[str, int, int], ...]) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every weight in files; cached per process for the same sizes and times of change."""
-    weights: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path, size, _ in files:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            weights |= _stored_in(path, size)
-    return MappingProxyType(weights)
-
-
-def _stored_in(path: str, size: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape of every weight in a file of a size.
-
-    Its header is read without a library, which would import torch.
-    """
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size, MOST_OF_HEADER):
-            raise ValueError("the header leads beyond the end")
-        header = json.loads(file.read(length))
-    return {
-        name: (str(part["dtype"]), tuple(int(dim) for dim in part["shape"]))
-        for name, part in header.items()
-        if name != "__metadata__"
-    }
-
-
-def refuse_integers(what: str, folder: Path) -> None:
-    """Refuse a checkpoint without quantization whose weights are integers: their scales are unknown.
-
-    Args:
-        what: the model, as the start of the error.
-        folder: folder of the safetensors files.
-
-    Raises:
-        UserError: a weight is an integer; the first three are named.
-    """
-    stored = stored_weights(folder)
-    integers = [name for name, (kind, _) in stored.items() if name.endswith(".weight") and kind[0] in "IU"]
-    if integers:
-        raise UserError(
-            f"{what}: {len(integers)} of its weights are integers of type {stored[integers[0]][0]} "
-            f"({_named(integers)}), and its config.json states no quantization; take the checkpoint in float32"
-        )
-
-
-def other_shapes(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Names of the weights in the safetensors files of a folder with an unexpected shape."""
-    stored = stored_weights(folder)
-    return [name for name, shape in expected.items() if name in stored and stored[name][1] != shape]
-
-
-def refuse_misfit(
-    what: str, missing: Collection[str], unexpected: Collection[str], mismatched: Collection[str] = ()
-) -> None:
-    """Refuse weights that do not match the model: a missing or mismatched weight would have random values.
-
-    Args:
-        what: the file and the model, as the start of the error.
-        missing: weights of the model that the file lacks, without tied weights and weights that the architecture
-            initializes itself.
-        unexpected: weights of the file that the model lacks, without those that the architecture ignores.
-        mismatched: weights with another shape.
-
-    Raises:
-        UserError: there is such a weight; the first three of each kind are named.
-    """
-    kinds = (
-        ("missing from the file", missing),
-        ("unknown to the model", unexpected),
-        ("of another shape", mismatched),
-    )
-    problems = [f"{len(names)} {kind} ({_named(names)})" for kind, names in kinds if names]
-    if problems:
-        raise UserError(f"{what}: {'; '.join(problems)}")
-
-
-def _named(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -24,8 +24,9 @@ import xxhash
 from filelock import FileLock
 
 from pipeline.errors import FullError, UserError, error_line, is_full
-from pipeline.models.checkpoints import TYPES, Checkpoint
+from pipeline.models.checkpoints import Checkpoint
 from pipeline.models.model_files import known_digest, process_folder
+from pipeline.models.stored import TYPES
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig, ScoredModel
 from pipeline.errors import DamagedError, UserError
 from pipeline.models.checkpoints import (
+    CAUSAL,
     PICTURES,
     SEQ2SEQ,
     Checkpoint,
@@ -32,11 +33,7 @@ from pipeline.models.checkpoints import (
     locate_adapter,
     max_positions,
     model_family,
-    other_shapes,
     read_model_config,
-    refuse_integers,
-    refuse_misfit,
-    stored_weights,
     weight_files,
 )
 from pipeline.models.devices import BUILDING, quieten
@@ -47,6 +44,7 @@ from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attent
 from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
+from pipeline.models.stored import loaded_names, other_shapes, refuse_integers, refuse_misfit, stored_weights
 from pipeline.models.tokens import load_tokenizer
 from pipeline.models.weight_dtypes import choose_model, processor_here, stored_bytes
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
@@ -183,7 +181,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
             empty = _built_empty(config, loaded, kind)
     if empty is not None:
         _check_built(config, source, empty)
-        if not _is_packed(source, empty) and not _converts(empty):
+        if not _is_packed(source, empty):
             _check_shapes(config, source, empty)
         if kind != "pictures" and family is not SEQ2SEQ:
             check_code(empty, tokenizer, config.shown)
@@ -242,19 +240,7 @@ def _check_shapes(config: ModelConfig, source: Checkpoint, empty: Any) -> None:
     Raises:
         UserError: a weight has another shape.
     """
-    shapes = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
-    refuse_misfit(_misfit(config, empty), (), (), other_shapes(source.folder, shapes))
-
-
-def _converts(empty: Any) -> bool:
-    """Whether transformers changes weights as it loads them, so that their shapes in the files may be others."""
-    try:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-    except ImportError:
-        return True
-    configs = [getattr(module, "config", None) for module in empty.modules()]
-    kinds = {str(getattr(config, "model_type", "")) for config in configs}
-    return any(get_checkpoint_conversion_mapping(kind) for kind in kinds)
+    refuse_misfit(_misfit(config, empty), (), (), other_shapes(empty, source.folder))
 
 
 def open_empty(config: ModelConfig) -> Any | None:
@@ -359,10 +345,19 @@ def _load_weights(config: ModelConfig, source: Checkpoint, gpus: float, loaded: 
             raise
     what = _misfit(config, model)
     mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
-    refuse_misfit(what, info["missing_keys"], info["unexpected_keys"], mismatched)
+    unexpected = set(info["unexpected_keys"])
+    if unexpected and model_family(loaded, kind) is CAUSAL:
+        unexpected -= _of_pictures(config, loaded, unexpected)
+    refuse_misfit(what, info["missing_keys"], unexpected, mismatched)
     if source.gguf and hasattr(model, "hf_quantizer"):  # its weights are no longer quantized
         model.hf_quantizer.remove_quantization_config(model)
     return model
+
+
+def _of_pictures(config: ModelConfig, loaded: Any, names: Collection[str]) -> set[str]:
+    """The weights among these names that a class for texts leaves out of a checkpoint for pictures with text."""
+    whole = _empty_model(config, loaded, "pictures") if PICTURES.model_class(loaded) else None
+    return set() if whole is None else set(loaded_names(whole, names))
 
 
 def _misfit(config: ModelConfig, model: Any) -> str:

@@ -14,7 +14,8 @@ import psutil
 
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.checkpoints import TYPES, check_files, refuse_integers, stored_weights, weight_files
+from pipeline.models.checkpoints import check_files, weight_files
+from pipeline.models.stored import TYPES, refuse_integers, stored_weights
 
 FLAGS_VARIABLE = "SEENSET_CPU_FLAGS"
 """Environment variable that replaces the CPU flags, for a machine that reports too few or too many."""
