@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pipeline.answers.summarise import make_summary
+from pipeline.answers.summarise import learnt_sentences, make_summary
 from pipeline.checks.check import AnswerFacts
 from pipeline.checks.dependent_documents import NO_GROUPS, GroupSizes
 from pipeline.config.corpus import Role
@@ -253,21 +253,24 @@ def select(
 
     Args:
         scores: Scores of the audited documents: a table of `score`, or numbers (documents,), higher = more member-like.
-            A null or NaN is a document that could not be scored: it counts as a hypothesis with p = 1. Documents with
-            one name in a column `group` may depend on one another; all others are taken as independent.
+            A null, NaN or infinite score is a document that could not be scored: it counts as a hypothesis with p = 1
+            (of the other roles: it is left out). Documents with one name in a column `group` may depend on one
+            another; all others are taken as independent. Without a column `doc_id` the position is the id.
         unseen: Scores of documents that the model has not seen.
         seen: Scores of documents that it was trained on; direction clean is calibrated on them.
         procedure: Procedure of the selection.
         alpha: Largest share of the selected that may be wrong, in (0, 1).
         direction: `members` selects documents that were trained on, `clean` the others.
-        detectors: Columns of the tables; by default the only one, or all where the procedure fuses them.
+        detectors: Columns of the tables; by default the only one of floating-point numbers, or all of these where the
+            procedure fuses them. `UserWarning` if a column of other numbers is left out.
         calibration: Rank among all known documents, those of the column `group`, or for the given known ones.
         calibrate: Calibrate on all known documents, or on one of each group.
         boost: For calibration by_group: divide p-values by weights, larger for groups with more high scores.
         delta: For calibration conditional: share of calibration sets for which the guarantee may fail.
         lambda_: Threshold of Storey's estimate, in (0, 1); by default from the number of calibration documents.
         ties: Equal scores count against selection, or are ordered by a hash of the id.
-        ranks: Whole, or smoothed by numbers that are drawn from the ids alone; without a column doc_id, positions.
+        ranks: Whole, or smoothed by numbers that are drawn from the ids alone: without a column doc_id, documents in
+            another order draw others.
         weights: For procedure td4eval: weighting of the detectors.
         step_up: For procedure adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it.
         learn: For procedure adadetect without `seen`: learn from half of the calibration documents, or from the
@@ -292,7 +295,7 @@ def select(
         (20, 'finite-sample')
     """
     values: dict[Role, Any] = {"audit": scores, "unseen": unseen, "seen": seen}
-    tables = {role: _as_table(value, role) for role, value in values.items() if value is not None}
+    tables = {role: _as_table(value, role) for role, value in values.items() if value is not None or role == "audit"}
     settings = {
         "name": "selection", "detectors": _columns(tables, detectors, procedure), "procedure": procedure,
         "direction": direction, "alpha": alpha, "calibration": calibration, "calibrate": calibrate, "boost": boost,
@@ -303,6 +306,8 @@ def select(
     check_settings(selection, "seenset.select")
     _check_roles(selection, tables)
     answer = _answer(selection, tables, seed)
+    if learn == "pool" and "known_members" in answer.summary.details:
+        warnings.warn(" ".join(learnt_sentences(answer.summary)), UserWarning, stacklevel=2)
     warn_of_unsupported([answer.summary])
     return answer
 
@@ -360,13 +365,29 @@ def _as_table(value: Any, role: Role) -> pa.Table:
                 raise UserError(f"{role}: {missing:,} of {len(value):,} documents have no doc_id: give each one")
             return value
         return value.append_column("doc_id", pa.array([f"{role}-{index}" for index in range(len(value))]))
+    arrow = _as_arrow(value)
     try:
+        if value is None or arrow is not None or np.iscomplexobj(value):
+            raise TypeError
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{role}: scores must be a table or numbers, got {type(value).__name__}") from None
+        remedy = "" if arrow is None else f"; write {arrow}"
+        raise UserError(f"{role}: scores must be a table or numbers, got {type(value).__name__}{remedy}") from None
     if numbers.ndim != 1:
         raise UserError(f"{role}: scores must be a table or one number per document, got shape {numbers.shape}")
     return pa.table({"doc_id": [f"{role}-{index}" for index in range(numbers.size)], "score": numbers})
+
+
+def _as_arrow(value: Any) -> str | None:
+    """How a table of another library becomes one of pyarrow; None for what is no table."""
+    if isinstance(value, Mapping):
+        return "pyarrow.table(scores)"
+    if isinstance(value, pa.RecordBatch):
+        return "pyarrow.Table.from_batches([scores])"
+    if hasattr(value, "to_arrow"):  # of polars, datasets and others
+        return "scores.to_arrow()"
+    of_pandas = type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == "DataFrame"
+    return "pyarrow.Table.from_pandas(scores)" if of_pandas else None
 
 
 def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, procedure: str) -> list[str]:
@@ -378,6 +399,8 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     floats = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
     known = [name for name in floats if name != "group"]
     columns = known if names is None else list(names)
+    if names is None and known:
+        _warn_of_unread(tables["audit"].schema)
     for role, table in tables.items():
         for column in set(table.column_names).difference(names or ()):
             if line := retired("column", column):
@@ -390,6 +413,23 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     if names is None and len(columns) != 1 and not procedure_of(procedure).several:
         raise UserError(f"the scores have the columns {', '.join(known)}: choose, as in detectors=[{known[0]!r}]")
     return columns
+
+
+def _warn_of_unread(schema: pa.Schema) -> None:
+    """Warn of columns of numbers that are no floating-point numbers and could be scores."""
+    kinds = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
+    no_scores = {"group", *score_schema([]).names}
+    unread = [
+        f"{field.name} ({field.type})"
+        for field in schema
+        if any(kind(field.type) for kind in kinds) and field.name not in no_scores and not field.name.startswith("__")
+    ]
+    if unread:
+        warnings.warn(
+            f"not read as scores: {', '.join(unread)}; without detectors only columns of floating-point numbers are",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) -> None:

@@ -8,11 +8,12 @@ from fractions import Fraction
 from pipeline.checks.check import AnswerFacts
 from pipeline.checks.registry import Conclusion, make_checks, next_step
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import SeriesConfig
+from pipeline.config.selection import SOUGHT_ROLE, SeriesConfig
 from pipeline.results.summary import SeriesPlace, Summary
 from pipeline.run.conclusion import SmoothedRanks
 from pipeline.run.conclusion_text import GROUPED, elsewhere_assumption
-from pipeline.selection.procedures.adadetect import PoolQuestion
+from pipeline.selection.procedures import procedure_of
+from pipeline.selection.procedures.adadetect import PoolQuestion, learnt_from_known
 from pipeline.selection.schedule import Slot
 from pipeline.wording import listed
 
@@ -89,7 +90,9 @@ def summary_in_run(made: Summary, config: AuditConfig, slot: Slot | None) -> Sum
 
 
 def learnt_sentences(summary: Summary) -> list[str]:
-    """What to know of a score that was learnt from the unordered pool; empty for other answers."""
+    """What a score was learnt from, if that was the pool or known documents; empty for other answers."""
+    if procedure_of(summary.procedure).learns and "known_members" in summary.details:
+        return [learnt_from_known(round(summary.details["known_members"]), SOUGHT_ROLE[summary.direction])]
     if summary.learn is None:
         return []
     step_up = "storey" if "lambda" in summary.details else "bh"

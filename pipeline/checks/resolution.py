@@ -18,7 +18,7 @@ from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.folds import PLAIN, Basis
 from pipeline.selection.guarantees import Outcome
 from pipeline.selection.procedures import why_whole
-from pipeline.selection.procedures.adadetect import PoolQuestion
+from pipeline.selection.procedures.adadetect import PoolQuestion, learnt_from_known
 from pipeline.selection.procedures.record import Options, Procedure, Rule, applied_to, procedure_of
 from pipeline.selection.ranked import factor_at, fewest_at_best, fewest_selectable, known_needed
 from pipeline.selection.version_scores import EXPECTED
@@ -292,6 +292,8 @@ def planned_resolution(
     if selection.learn == "pool" and not calibration.get(sought, 0):
         note = PoolQuestion.of(selection, n, m).note()
         sentence = sentence if note is None else f"{sentence} {note}"
+    elif chosen.learns and calibration.get(sought, 0):
+        sentence = f"{sentence} {learnt_from_known(calibration[sought], sought)}"
     return {**facts, **figures, "sentence": sentence, **({} if advice is None else {"advice": advice})}
 
 

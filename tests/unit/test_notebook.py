@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import seenset
+from pipeline.answers.summarise import learnt_sentences
 from pipeline.config.models import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
@@ -167,3 +169,65 @@ def test_documents_without_an_own_id_or_a_score_of_floats_are_one_line() -> None
     seenset.select(same, unseen)
     assert "no column of scores is of floating-point numbers" in user_error(seenset.select, whole_numbers, unseen)
     assert "must be a table or numbers" in user_error(seenset.select, [10**400, 1], scores)
+
+
+def scored_table(count: int, name: str, **columns: Any) -> pa.Table:
+    ids = [f"{name}{number}" for number in range(count)]
+    return pa.table({"doc_id": ids, "loss": made_up(len(name), documents=count), "n_tokens": np.arange(count), **columns})
+
+
+def test_columns_of_other_numbers_are_named_where_they_are_not_read() -> None:
+    label, flag = np.arange(30) % 2, np.arange(30) % 3 == 0
+    table, unseen = scored_table(30, "a", label=label, flag=flag), scored_table(30, "uu", label=label, flag=flag)
+    with pytest.warns(UserWarning, match=r"not read as scores: label \(int64\), flag \(bool\); without") as caught:
+        by_default = seenset.select(table, unseen)
+    assert caught[0].filename == __file__
+    assert by_default.summary.detectors == ["loss"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for column in ("loss", "label", "flag"):
+            assert seenset.select(table, unseen, detectors=[column]).summary.detectors == [column]
+        seenset.select(scored_table(30, "a"), scored_table(30, "uu"))  # the columns that seenset.score adds
+
+
+def test_what_is_no_table_is_refused_with_what_makes_one_of_it() -> None:
+    table = scored_table(30, "a")
+
+    class OfPolars:
+        def to_arrow(self) -> pa.Table:
+            return table
+
+    for scores, remedy in (
+        (table.to_pandas(), "got DataFrame; write pyarrow.Table.from_pandas(scores)"),
+        (table.to_pydict(), "got dict; write pyarrow.table(scores)"),
+        (table.to_batches()[0], "got RecordBatch; write pyarrow.Table.from_batches([scores])"),
+        (OfPolars(), "got OfPolars; write scores.to_arrow()"),
+        (None, "got NoneType"),
+        (np.array([1 + 2j]), "got ndarray"),
+    ):
+        said = user_error(seenset.select, scores, made_up(2))
+        assert said == f"audit: scores must be a table or numbers, {remedy}"
+
+
+def test_a_score_that_is_not_finite_is_missing_in_every_role() -> None:
+    scores, unseen = made_up(1), made_up(2)
+    scores[:3], unseen[:2] = (np.inf, -np.inf, np.nan), (np.inf, -np.inf)
+    summary = seenset.select(scores, unseen).summary
+    assert (summary.n_quarantined, summary.n_calibration) == (3, unseen.size - 2)
+
+
+def test_known_members_teach_a_score_and_it_is_said_what_it_was_learnt_from() -> None:
+    def table(seed: int, count: int, shift: float = 0.0) -> pa.Table:
+        columns = np.random.default_rng(seed).normal(shift, size=(2, count))
+        return pa.table(dict(zip(("a", "b"), columns, strict=True)))
+
+    given = {"scores": table(1, 60), "unseen": table(2, 50), "seen": table(3, 1, 2.0), "procedure": "adadetect"}
+    stated = "The score is learnt from 1 known seen document and the unordered pool of all others; learn is of"
+    with pytest.warns(UserWarning, match=stated) as caught:
+        pool = seenset.select(**given, learn="pool")
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split = seenset.select(**given, learn="split")
+    for answer in (pool, split):
+        assert learnt_sentences(answer.summary)[0].startswith(stated)

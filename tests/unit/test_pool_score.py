@@ -269,6 +269,9 @@ def test_one_detector_and_few_documents_are_warned_of_with_the_expected_power(tm
     assert planned["sentence"].startswith("With 9 unseen documents to calibrate on and 200 to judge")
     one = outlook(tmp_path, known=9, procedure="adadetect", learn="pool")
     assert one["sentence"].endswith("With one detector there is nothing to learn: learn: pool ranks by loss.")
+    for learn in ("pool", "split"):
+        taught = outlook(tmp_path, seen=9, detectors=["loss", "zlib"], procedure="adadetect", learn=learn)
+        assert "The score is learnt from 9 known seen documents and the unordered pool" in taught["sentence"]
     enough = outlook(tmp_path, known=10, detectors=["loss", "zlib"], procedure="adadetect", learn="pool")
     assert "Expect" not in enough["sentence"]
 

@@ -471,10 +471,12 @@ def test_the_plan_of_an_estimating_procedure_says_what_holds_at_a_share_of_1(
     assert few["outcome"] == "inconclusive", "an estimate can be as small as it takes"
 
 
-def outlook(tmp_path: Path, known: int | None = 100, audited: int = 200, **selection: Any) -> dict[str, Any]:
+def outlook(
+    tmp_path: Path, known: int | None = 100, audited: int = 200, seen: int | None = None, **selection: Any
+) -> dict[str, Any]:
     rows = {
         role: [{"text": f"{role} {i}", "group": "a"} for i in range(count)]
-        for role, count in (("audit", audited), ("unseen", known))
+        for role, count in (("audit", audited), ("unseen", known), ("seen", seen))
         if count is not None
     }
     corpus = write_corpus(tmp_path, rows, group="group")

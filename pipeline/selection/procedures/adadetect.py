@@ -257,6 +257,19 @@ def _inner(options: Options) -> tuple[Procedure, bool]:
     return procedure_of(options.step_up), not (options.known_members or options.learn == "pool")
 
 
+def learnt_from_known(n: int, role: str) -> str:
+    """States what a score is learnt from where documents are given that are known not to be nulls.
+
+    Args:
+        n: number of these documents.
+        role: their role.
+    """
+    return (
+        f"The score is learnt from {n:,} known {role} document{'s' * (n != 1)} and the unordered pool of all others; "
+        "learn is of selections without such documents."
+    )
+
+
 FEW_DOCUMENTS = 10
 """Calibration documents below which a score learnt from the pool is announced with its expected power."""
 
