@@ -41,6 +41,7 @@ from pipeline.checks.overlap import NO_OVERLAP, find_overlaps
 from pipeline.checks.shuffle import VersionDraws, read_version_draws
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, Role
+from pipeline.config.kinds import Capability
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.corpus.documents import id_key
@@ -138,7 +139,8 @@ def select_all(
         _remove_others(config, scored)
         return []
     pictured = how.texts and config.corpus.has_pictures
-    rereads = how.texts and isinstance(config.model, ModelConfig) and not (pictured or config.corpus.has_ids)
+    attributed = Capability.ATTRIBUTED in config.corpus.kind.offers
+    rereads = how.texts and isinstance(config.model, ModelConfig) and attributed
     shown = config.evidence if rereads else 0
     kept = kept_tokens(scored) if shown else None  # from the answers that are replaced
     with ThreadPoolExecutor(1, "seenset-copies") as executor:

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.config.dialect import PLAIN, Dialect, Quoting, checked_delimiter, checked_encoding
-from pipeline.config.kinds import TOKENS, Capability, InputKind, check_keys, check_same_kind, find_kind
+from pipeline.config.kinds import CHATS, TOKENS, Capability, InputKind, check_keys, check_same_kind, find_kind
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
 
@@ -175,6 +175,9 @@ class SourceConfig(Section):
     tokens: Annotated[str | None, OF_OTHERS] = Field(
         None, description="Column of lists of token ids, instead of `text`."
     )
+    messages: Annotated[str | None, OF_OTHERS] = Field(
+        None, description="Column of chats, instead of `text`: lists of messages {role, content} or {from, value}."
+    )
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -213,21 +216,21 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "scores", "tokens", "revision"):
+        for name in ("versions", "scores", "tokens", "messages", "revision"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
             values.pop("quoting", None)
         if not self.follow_links:
             values.pop("follow_links", None)
-        if not self.has_text or self.tokens is not None:
+        if not self.has_text or self.tokens is not None or self.has_chats:
             values.pop("text", None)
         return values
 
     @property
     def stated(self) -> frozenset[str]:
         """The given keys that may state the kind of the documents."""
-        stating = ("image", "caption", "tokens", "scores", "versions")
+        stating = ("image", "caption", "tokens", "messages", "scores", "versions")
         given = {name for name in stating if getattr(self, name) is not None}
         # the rows that are shuffled are texts, and `text: text` beside pictures and versions states the default
         tolerated = self.window or (self.text == "text" and given & {"image", "versions"})
@@ -236,17 +239,22 @@ class SourceConfig(Section):
 
     @property
     def content(self) -> str:
-        """The column of the documents: versions, texts, ids, pictures, or scores without texts."""
+        """The column of the documents: versions, texts, ids, chats, pictures, or scores without texts."""
         if not self.has_text:
             return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
-        return self.tokens or self.image or self.text
+        return self.tokens or self.messages or self.image or self.text
 
     @property
     def has_text(self) -> bool:
         """Whether the documents are read themselves, and not their scores alone."""
         return self.scores is None or "text" in self.model_fields_set
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether the documents are conversations."""
+        return self.messages is not None
 
     @property
     def score_columns(self) -> tuple[str, ...]:
@@ -313,6 +321,12 @@ class TokenSource(SourceConfig):
     tokens: str = Field(description=_described("tokens"))
 
 
+class ChatSource(SourceConfig):
+    """Source of conversations."""
+
+    messages: str = Field(description=_described("messages"))
+
+
 class ScoreSource(SourceConfig):
     """Source of scores, perhaps with their texts."""
 
@@ -332,13 +346,20 @@ def _find_source(value: Any) -> str:
     return f"source[{stated[-1] if stated else 'SourceConfig'}]"
 
 
-STATING = {"image": "PictureSource", "tokens": "TokenSource", "scores": "ScoreSource", "versions": "VersionSource"}
+STATING = {
+    "image": "PictureSource",
+    "tokens": "TokenSource",
+    "messages": "ChatSource",
+    "scores": "ScoreSource",
+    "versions": "VersionSource",
+}
 """Key that states a kind of documents -> class of its source."""
 
 AnySource = Annotated[
     Annotated[SourceConfig, Tag("source[SourceConfig]")]
     | Annotated[PictureSource, Tag("source[PictureSource]")]
     | Annotated[TokenSource, Tag("source[TokenSource]")]
+    | Annotated[ChatSource, Tag("source[ChatSource]")]
     | Annotated[ScoreSource, Tag("source[ScoreSource]")]
     | Annotated[VersionSource, Tag("source[VersionSource]")],
     Discriminator(_find_source),
@@ -365,7 +386,9 @@ NO_TOKENS = _without(
 PlainSource = Annotated[AnySource, NO_VERSIONS]
 """A source of documents without versions."""
 
-TrainingSource = Annotated[PlainSource, NO_TOKENS]
+NO_CHATS = _without("messages", "models are trained on texts or pictures here, not on chats: give text")
+
+TrainingSource = Annotated[PlainSource, NO_TOKENS, NO_CHATS]
 """A source of texts or pictures that models are trained on."""
 
 
@@ -376,6 +399,7 @@ class LabelledConfig(SourceConfig):
     image: str | None = Field(None, description=_described("image"))
     caption: str | None = Field(None, description=_described("caption"))
     tokens: str | None = Field(None, description=_described("tokens"))
+    messages: str | None = Field(None, description=_described("messages"))
     versions: VersionsConfig | None = Field(None, description=_described("versions"))
     scores: Scores | None = Field(None, description=_described("scores"))
 
@@ -441,6 +465,11 @@ class CorpusConfig(Section):
     def has_ids(self) -> bool:
         """Whether the documents are token ids."""
         return self.kind is TOKENS
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether the documents are conversations."""
+        return self.kind is CHATS
 
     @property
     def units(self) -> str:

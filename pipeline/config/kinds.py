@@ -34,6 +34,7 @@ class Capability(Enum):
     SINGLE = "documents without versions"
     VERSIONS = "documents with versions"
     ENDPOINT = "texts to send"
+    ATTRIBUTED = "texts whose tokens are shown"
     REFERENCE_ENDPOINT = "texts to send for comparison"
 
 
@@ -75,6 +76,9 @@ TOKENS = InputKind(
     _SEQUENCES | _DOCUMENTS | {_C.PRECEDED},
     "tokens",
 )
+CHATS = InputKind(
+    "chats", "the documents are chats", ("messages",), _DOCUMENTS | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.PAIR}
+)
 SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE}))
 SCORED_TEXTS = InputKind(
     "scores of texts", "the documents are scores", ("scores", "text"), _DOCUMENTS | {_C.WORDS, _C.TRANSFORMED}
@@ -83,7 +87,7 @@ VERSIONS = InputKind(
     "documents with versions",
     "the documents have versions",
     ("versions",),
-    _SEQUENCES | {_C.CHANGED, _C.TRANSFORMED, _C.VERSIONS},
+    _SEQUENCES | {_C.CHANGED, _C.TRANSFORMED, _C.VERSIONS, _C.ATTRIBUTED},
 )
 DIFFERING = InputKind(
     VERSIONS.name,
@@ -91,7 +95,7 @@ DIFFERING = InputKind(
     ("versions", "versions.differing"),
     VERSIONS.offers - {_C.GRADIENT, _C.REPEATED, _C.CHANGED},
 )
-KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, SCORES, SCORED_TEXTS, VERSIONS, DIFFERING)
+KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, CHATS, SCORES, SCORED_TEXTS, VERSIONS, DIFFERING)
 """All kinds of documents."""
 
 WEIGHTS = InputKind("weights", "the model is given by its weights", (), frozenset(Capability))

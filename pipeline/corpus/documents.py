@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
+from pipeline.corpus.chats import Conversation, read_conversation
 from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
 from pipeline.corpus.formats import format_named
@@ -121,8 +122,9 @@ def row_versions(
 class Document:
     """One row of a shard. `problem` is (reason, message) when it cannot be scored; its text is then empty.
 
-    The text of a picture is its caption (empty if the corpus has none), that of versions the published one, and that
-    of token ids their numbers separated by blanks, so that everything that compares texts applies to them.
+    The text of a picture is its caption (empty if the corpus has none), that of versions the published one, that of a
+    conversation the contents of its messages, and that of token ids their numbers separated by blanks, so that
+    everything that compares texts applies to them.
     """
 
     row: int
@@ -133,6 +135,7 @@ class Document:
     picture: bytes | None = None  # bytes of its file, not decoded
     versions: TextVersions | None = None
     scores: tuple[float, ...] = ()  # precomputed, finite, of `Shard.scores`; the text is empty if not given
+    chat: Conversation | None = None
     cause: str = ""  # what keeps the orders of its options or rows from being its versions, as in "equal options"
 
     @property
@@ -325,6 +328,10 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
             return Document(row, doc_id, "", label, scores=given)
         scores = given
     text = ids_text(text) if shard.token_ids else text
+    chat: Conversation | None = None
+    if shard.chats:
+        read = read_conversation(text)
+        chat, text = (None, read) if isinstance(read, Unreadable) else (read, read.text)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or text_problem(text)
     if problem is None and shard.transform is not None:
         text = transform(text, shard.transform)
@@ -332,7 +339,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
             problem = Unreadable(Reason.EMPTY, "nothing is left of it by text_transform")
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message), cause=problem.cause)
-    return Document(row, doc_id, text, label, scores=scores)
+    return Document(row, doc_id, text, label, scores=scores, chat=chat)
 
 
 def _default_id(shard: Shard, row: int) -> str:

@@ -30,6 +30,11 @@ class Reason(StrEnum):
     )
     NOT_PICTURE = "not_picture", "It has no picture, or a path that leads out of the corpus."
     ANIMATED = "animated", "Its picture has several frames."
+    NOT_CHAT = (
+        "not_chat",
+        "It is no conversation with an answer of the assistant, or the chat template refuses it.",
+    )
+    NO_SPAN = "no_span", "An answer that the chat template renders is not found at its place."
     TOO_LARGE = "too_large", "It is beyond the limits, or takes all positions of the model."
     DUPLICATE_ID = "duplicate_id", "Its id stands earlier in the documents of its role."
     NO_LABEL = "no_label", "It has no label."

@@ -62,6 +62,7 @@ class Shard:
     differing: bool = False  # whether only what differs between versions is scored
     scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
     token_ids: bool = False  # whether `text` is the column of lists of token ids
+    chats: bool = False  # whether `text` is the column of messages
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
     no_features: bool = False  # whether features of draws are not needed, as of versions that `seenset mark` drew
@@ -149,6 +150,7 @@ def whole_shard(
         differing=source.differing,
         scores=source.score_companions,
         token_ids=source.tokens is not None,
+        chats=source.has_chats,
         keep_marks=source.versions is not None and source.versions.marks == "none",
         revision=source.revision,
         follow_links=source.follow_links,
@@ -176,6 +178,7 @@ _OMITTED = (
     "differing",
     "scores",
     "token_ids",
+    "chats",
     "answers",
     "keep_marks",
     "no_features",
@@ -208,6 +211,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["scores", *shard.scores]
     if shard.token_ids:
         columns += ["token_ids"]
+    if shard.chats:
+        columns += ["chats"]
     if shard.revision is not None:
         limited |= {"revision": shard.revision}
     if shard.follow_links:

@@ -73,7 +73,13 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
     Raises:
         PanicError: the tokenizer panics at a text. It may raise other exceptions.
     """
-    encode = partial(_encode, tokenizer, max_tokens)
+    return _kept_tokens(partial(_encode, tokenizer, max_tokens), tokenizer, texts, max_tokens)
+
+
+def _kept_tokens(
+    encode: Callable[[list[str]], list[Tokens]], tokenizer: Any, texts: list[str], max_tokens: int
+) -> list[Tokens]:
+    """The kept tokens of texts, from a prefix of each that determines them."""
     length = first_length(max_tokens)
     with foreign_as_errors():
         tokens = encode([text[:length] for text in texts])
@@ -81,6 +87,15 @@ def tokenize(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
             if len(text) > length:
                 tokens[index] = _checked_tokens(encode, describe_vocabulary(tokenizer), text, tokens[index], max_tokens)
     return tokens
+
+
+def tokenize_rendered(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
+    """`tokenize` of texts that a chat template has rendered: without special tokens of its own, and with offsets.
+
+    Arguments and errors are those of `tokenize`; the tokenizer has offsets.
+    """
+    encode = partial(_encode, tokenizer, max_tokens, rendered=True)
+    return _kept_tokens(encode, tokenizer, texts, max_tokens)
 
 
 def tokenize_each(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tokens]:
@@ -94,20 +109,25 @@ def tokenize_each(tokenizer: Any, texts: list[str], max_tokens: int) -> list[Tok
         return [entry for some in (texts[:half], texts[half:]) for entry in tokenize_each(tokenizer, some, max_tokens)]
 
 
-def _encode(tokenizer: Any, max_tokens: int, texts: list[str]) -> list[Tokens]:
+def _encode(tokenizer: Any, max_tokens: int, texts: list[str], rendered: bool = False) -> list[Tokens]:
     if not texts:
         return []
     if not tokenizer.is_fast:
         return [_encode_slowly(tokenizer, max_tokens, text) for text in texts]
     encoded = tokenizer(
-        texts, add_special_tokens=True, return_attention_mask=False, return_offsets_mapping=True, verbose=False
+        texts,
+        add_special_tokens=not rendered,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        verbose=False,
     )
     tokens = []
     for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        given = tuple(offsets[:max_tokens]) if rendered else ()
         if len(ids) <= max_tokens:
-            tokens.append(Tokens(ids, False, len(text)))
+            tokens.append(Tokens(ids, False, len(text), given))
         else:
-            tokens.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens])))
+            tokens.append(Tokens(ids[:max_tokens], True, max(end for _, end in offsets[:max_tokens]), given))
     return tokens
 
 
@@ -308,6 +328,7 @@ class Tokens:
     ids: list[int]
     truncated: bool
     kept: int  # characters of the text that the ids cover
+    offsets: tuple[Span, ...] = ()  # of each token, in characters; only of `tokenize_rendered`
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector,
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, count_draws
 from pipeline.errors import UserError
+from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.sharing import Adapters
@@ -91,6 +92,7 @@ class ScoreSettings:
     device: str  # `Device.mark`
     sketch: str = SKETCH_KIND
     prefixes: Prefixes | None = None  # None if no detector reads one, or before they are drawn
+    chat: ChatSettings | None = None  # None if the documents are no chats
 
 
 def score_schema(columns: Sequence[str]) -> pa.Schema:
@@ -247,7 +249,7 @@ class Scorer:
                 output.refuse(document, *refusal)
             else:
                 usable.append(document)
-        tokens, texts = self.tokenise([document.text for document in usable])
+        tokens, texts = self.tokenise(usable)
         kept = [texts]
         ids: dict[Pass, list[list[int]]] = {FORWARD: [entry.ids for entry in tokens]}
         for draw in range(1, self.draws + 1):
@@ -255,7 +257,7 @@ class Scorer:
             drawn = tokenize(self.tokenizer, texts, self.max_tokens)
             kept.append([text[: entry.kept] for text, entry in zip(texts, drawn, strict=True)])
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in drawn]
-        self.tokenise_passes(kept, ids)
+        self.tokenise_passes(usable, kept, ids)
         for needed, rows in inputs.log_probs.items():  # only the number of these tokens is known
             ids[needed] = [[0] * (1 + len(rows[d.row]["log_probs"])) for d in usable]
         keys = Keys.of(usable)
@@ -290,11 +292,12 @@ class Scorer:
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},
                 places=before,
             )
-            entries.append(Entry(replace(document, text=""), len(prepared.ids[FORWARD]), prepared))
+            entries.append(Entry(replace(document, text="", chat=None), len(prepared.ids[FORWARD]), prepared))
         return entries
 
-    def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
+    def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of documents, and the parts of their texts that the tokens cover."""
+        texts = [document.text for document in documents]
         read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
         tokens = read(texts, self.max_tokens)
         return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
@@ -309,7 +312,9 @@ class Scorer:
         problems = (unknown_id(sequence, self.rows[model]) for (model, _), sequence in read.items())
         return next((problem for problem in problems if problem is not None), None)
 
-    def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
+    def tokenise_passes(
+        self, documents: Sequence[Document], kept: list[list[str]], ids: dict[Pass, list[list[int]]]
+    ) -> None:
         """Add the ids of every pass; passes over the same text share them if their models' tokenizers agree."""
         for needed in self.passes:
             same = replace(needed, kind="forward", adapter="", prefix=None)

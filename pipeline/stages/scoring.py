@@ -24,6 +24,7 @@ from pipeline.passes.budget import Budget
 from pipeline.passes.forward import in_one_copy
 from pipeline.stages import SCORE_FOLDER, SCORING
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, StagePlan, Window, Worker
+from pipeline.stages.chat_scoring import ChatScorer, chat_settings
 from pipeline.stages.picture_scoring import PictureScorer
 from pipeline.stages.score import (
     WINDOW_CHARACTERS,
@@ -57,6 +58,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         wanted.device.mark,
         PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
         wanted.prefixes,
+        chat_settings(config, detectors) if config.corpus.has_chats else None,
     )
     columns = [detector.column for detector in detectors]
     stage = wanted.stage(
@@ -105,6 +107,8 @@ def _check(config: AuditConfig) -> tuple[()]:
         models = (config.model, config.reference_model)
         first, second = map(open_tokenizer, models)
         check_same_tokens(first, second, (models[0].shown, models[1].shown), pair, config.corpus.has_ids)
+    if config.corpus.has_chats:
+        chat_settings(config, parse_detectors(config.detectors))
     return ()
 
 
@@ -116,19 +120,22 @@ class IdScorer(Scorer):
 
     reads_ids = True
 
-    def tokenise(self, texts: list[str]) -> tuple[list[Tokens], list[str]]:
+    def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The ids of documents, truncated to `max_tokens`, and their decoded texts.
 
         Args:
-            texts: each document's ids as a text, from `pipeline.corpus.documents.ids_text`.
+            documents: documents whose texts are ids, from `pipeline.corpus.documents.ids_text`.
         """
+        texts = [document.text for document in documents]
         most, known = self.max_tokens, len(self.tokenizer)
         ids = [list(map(int, text.split(" ", most)[:most])) for text in texts]
         tokens = [Tokens(each, text.count(" ") >= most, len(text)) for each, text in zip(ids, texts, strict=True)]
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return tokens, [str(self.tokenizer.decode([one for one in each if one < known], **plain)) for each in ids]
 
-    def tokenise_passes(self, kept: list[list[str]], ids: dict[Pass, list[list[int]]]) -> None:
+    def tokenise_passes(
+        self, documents: Sequence[Document], kept: list[list[str]], ids: dict[Pass, list[list[int]]]
+    ) -> None:
         """Use the ids, or several copies of them, for every pass."""
         for needed in self.passes:
             mark = self.models[needed.model].tokenizer.bos_token_id
@@ -197,6 +204,7 @@ SCORERS: dict[str, Callable[[Stage, Placement], Worker]] = {
     "text": Scorer,
     "image": PictureScorer,
     "tokens": IdScorer,
+    "messages": ChatScorer,
     "scores": ColumnScorer,
     "versions": VersionScorer,
 }

@@ -72,7 +72,8 @@ def test_settings_of_a_page_are_settings(block: Block) -> None:
     elif set(part) <= registered_names(AuditConfig):
         sources = [source for source in part.get("corpus", {}).values() if isinstance(source, dict)]
         scores, pictures, versions = (any(key in one for one in sources) for key in ("scores", "image", "versions"))
-        whole = {} if scores else {**PARTS, "corpus": {}} if pictures or versions else PARTS
+        chats = any("messages" in one for one in sources)
+        whole = {} if scores else {**PARTS, "corpus": {}} if pictures or versions or chats else PARTS
         build_config(merged(whole, part))
     else:
         assert set(part) <= registered_names(TrialConfig), f"neither an audit nor a trial: {sorted(part)}"

@@ -214,10 +214,12 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         UserError: a setting does not apply to the files.
     """
     present = {form.name: form for form in formats}
-    if (source.companions or source.tokens) and not all(form.lists for form in present.values()):
+    stated = next((name for name in ("versions", "tokens", "messages") if getattr(source, name) is not None), "")
+    listed = source.companions or source.tokens or source.messages
+    if listed and not all(form.lists for form in present.values()):
         lists = ", ".join(name for name, form in FORMATS.items() if form.lists)
         fault = f": a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"
-        raise SettingError(key, f".{'tokens' if source.tokens else 'versions'}{fault}")
+        raise SettingError(key, f".{stated}{fault}")
     if source.scores and (whole := [name for name, form in present.items() if form.unit in ("file", "sample")]):
         raise SettingError(key, f".scores are columns of a table, and {', '.join(whole)} files have none")
     if source.window and (whole := [name for name, form in present.items() if form.unit == "file"]):

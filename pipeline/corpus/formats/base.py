@@ -160,6 +160,8 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
     remedy = f"columns: {', '.join(columns)}"
     if fields:
         remedy = f"name one of its fields, such as text: {source.text}.{fields[0]} (fields: {', '.join(fields)})"
+    elif held == "lists of messages":
+        remedy = f"messages: {source.text}, in the place of text, reads conversations; {remedy}"
     elif held.startswith("lists"):
         remedy = f"text names a column of texts; {remedy}"
     return UserError(f"column {source.text!r} in {name} holds {held}, not text; {remedy}")
@@ -167,7 +169,8 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
 
 def holds_texts(source: SourceConfig) -> bool:
     """Whether the content of a document is one text."""
-    return source.image is None and not source.companions and source.tokens is None and source.has_text
+    others = (source.image, source.tokens, source.messages)
+    return others == (None, None, None) and not source.companions and source.has_text
 
 
 def check_texts(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

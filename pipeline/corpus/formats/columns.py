@@ -46,6 +46,11 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
         if not listed or not pa.types.is_integer(kind.value_type):
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of integers, the token ids")
         return
+    if source.has_chats:
+        messages = listed and pa.types.is_struct(kind.value_type)
+        if not messages and not _is_text(kind):
+            raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of messages")
+        return
     if source.companions:
         if not listed or pa.types.is_fixed_size_list(kind) or not _is_text(kind.value_type):
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of texts")

@@ -1,0 +1,125 @@
+"""Scoring of conversations: a model reads the rendered conversation, and only tokens of answers are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from pipeline.config.audit import AuditConfig
+from pipeline.config.models import ModelConfig
+from pipeline.corpus.chats import Conversation
+from pipeline.corpus.documents import Document
+from pipeline.corpus.formats.base import Unreadable
+from pipeline.detectors.base import FORWARD, Detector, Pass
+from pipeline.errors import UserError
+from pipeline.models.chat_templates import ChatSettings, ChatTemplate, ReadChat, chat_template
+from pipeline.models.checkpoints import locate
+from pipeline.models.tokens import Tokens, open_tokenizer
+from pipeline.stages.base import Entry, Output, Placement, Stage
+from pipeline.stages.score import Inputs, Scorer, ScoreSettings
+
+
+def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSettings:
+    """The rendering of the chats of an audit, by the own template of each model that reads them.
+
+    Raises:
+        UserError: a tokenizer has no chat template or no offsets, a template is no Jinja, or two models whose tokens a
+            detector compares have different ones.
+    """
+    needed = {needed.model for detector in detectors for needed in detector.needs}
+    models = {"target": config.model} | ({"reference": config.reference_model} if "reference" in needed else {})
+    templates = {
+        name: _own_template(model.model_dump_json(), _stamps(model))
+        for name, model in models.items()
+        if isinstance(model, ModelConfig)
+    }
+    pair = next((detector.column for detector in detectors if detector.same_tokens), None)
+    if pair is not None and len({*templates.values()}) > 1:
+        raise UserError(
+            f"detector {pair} compares model and reference_model token by token, and their chat templates differ: take "
+            "a reference_model with the same template, or detector reference"
+        )
+    return ChatSettings(templates)
+
+
+@lru_cache(maxsize=8)
+def _own_template(model: str, stamps: tuple[Any, ...]) -> str:
+    """The template of a model, given as JSON: its tokenizer is opened once in a process, as long as no file changes."""
+    config = ModelConfig.model_validate_json(model)
+    tokenizer = open_tokenizer(config)
+    template = chat_template(tokenizer, config)
+    ChatTemplate(template, tokenizer)
+    return template
+
+
+def _stamps(model: ModelConfig) -> tuple[Any, ...]:
+    """Sizes and modification times of the files of a model."""
+    files = locate(model, weights=False).files
+    states = [] if files is None else [path.stat() for path in files.places.values()]
+    return tuple((state.st_size, state.st_mtime_ns) for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadConversation(Conversation):
+    """A conversation as each model of a scorer reads it."""
+
+    read: Mapping[str, ReadChat]  # by the name of the model, "target" or "reference"
+
+
+class ChatScorer(Scorer):
+    """A scorer of conversations. Detectors of texts, such as `zlib`, read the answers."""
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Load the models and compile their templates."""
+        super().__init__(stage, placement)
+        settings: ScoreSettings = stage.settings
+        assert settings.chat is not None
+        tokenizers: dict[str, Any] = {name: lm.tokenizer for name, lm in self.models.items()}
+        tokenizers.setdefault("target", self.tokenizer)
+        self.templates = {
+            name: ChatTemplate(template, tokenizers[name]) for name, template in settings.chat.templates.items()
+        }
+
+    def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
+        """Render and tokenize conversations; those without a scored token are refused."""
+        chats = [document.chat for document in documents if document.chat is not None]
+        of_models = {name: template.read(chats, self.max_tokens) for name, template in self.templates.items()}
+        usable = []
+        for place, (document, chat) in enumerate(zip(documents, chats, strict=True)):
+            read = {name: some[place] for name, some in of_models.items()}
+            fault = next((one for one in read.values() if isinstance(one, Unreadable)), None)
+            if fault is not None:
+                output.refuse(document, fault.reason, fault.message)
+                continue
+            made = {name: one for name, one in read.items() if isinstance(one, ReadChat)}
+            usable.append(replace(document, chat=_ReadConversation(chat.turns, made)))
+        kept = {document.row: _read(document) for document in usable}
+        return [self._restricted(entry, kept[entry.document.row]) for entry in super().prepare(usable, inputs, output)]
+
+    def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
+        """The tokens of rendered conversations, and their answers."""
+        read = [_read(document)["target"] for document in documents]
+        return [chat.tokens for chat in read], [chat.answers for chat in read]
+
+    def tokenise_passes(
+        self, documents: Sequence[Document], kept: list[list[str]], ids: dict[Pass, list[list[int]]]
+    ) -> None:
+        """Use the ids of the model of each pass."""
+        for needed in self.passes:
+            if needed.model != "target":
+                ids[needed] = [_read(document)[needed.model].tokens.ids for document in documents]
+            elif needed != FORWARD:
+                ids[needed] = ids[FORWARD]
+
+    def _restricted(self, entry: Entry, read: Mapping[str, ReadChat]) -> Entry:
+        """A prepared conversation of which only the tokens of answers are scored."""
+        keep = {needed: read[needed.model].scored for needed in self.passes}
+        return replace(entry, work=replace(entry.work, keep=keep))
+
+
+def _read(document: Document) -> Mapping[str, ReadChat]:
+    """A conversation as the models read it."""
+    assert isinstance(document.chat, _ReadConversation)
+    return document.chat.read
