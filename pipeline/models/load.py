@@ -40,7 +40,7 @@ from pipeline.models.devices import BUILDING, quieten
 from pipeline.models.gguf_cache import Opened, is_small, unpacked, unpacked_settings
 from pipeline.models.merging import NotMergedError, adapter_tokens, keep_beside, merge
 from pipeline.models.model_files import adapter_files, file_digest, linked
-from pipeline.models.opened import LanguageModel, Seq2SeqModel, use_fused_attention
+from pipeline.models.opened import LanguageModel, Seq2SeqModel, add_left_out_tail, use_fused_attention
 from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
@@ -118,11 +118,11 @@ def _open(config: ModelConfig, gpus: float, kind: Kind) -> LanguageModel | Seq2S
     model.eval().requires_grad_(False)
     device = model.get_input_embeddings().weight.device
     positions = max_positions(model.config)
-    return (
-        Seq2SeqModel(model, tokenizer, device, positions)
-        if family is SEQ2SEQ
-        else LanguageModel(model, tokenizer, device, positions)
-    )
+    if family is SEQ2SEQ:
+        return Seq2SeqModel(model, tokenizer, device, positions)
+    opened = LanguageModel(model, tokenizer, device, positions)
+    add_left_out_tail(opened)
+    return opened
 
 
 def _load(config: ModelConfig, files: Checkpoint, gpus: float, kind: Kind) -> Opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -150,3 +151,40 @@ def agree(parts: Tensor, whole: Tensor, dtype: torch.dtype) -> bool:
     whole = whole.to(parts.device)
     tolerance = (1e-4 if dtype == torch.float32 else 2e-2) * whole.nan_to_num().abs().max().item()
     return parts.shape == whole.shape and torch.allclose(parts, whole, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def add_left_out_tail(lm: LanguageModel) -> None:
+    """Scale and cap the logits of a model for pictures with text whose class leaves out what its text part states.
+
+    As of transformers' Aya Vision, whose class has no `logit_scale`, and of LLaVA-NeXT over a Granite.
+
+    Args:
+        lm: model; changed by a hook.
+    """
+    import torch
+
+    model: Any = lm.model
+    tail = stated_tail(model)
+    alone = model.config.get_text_config() is model.config
+    if alone or tail is None or (tail.factor == 1.0 and tail.softcap is None):
+        return
+    ids = torch.arange(1, 9, device=lm.device)[None]
+    try:
+        with torch.inference_mode():
+            hidden = tail.base(input_ids=ids, use_cache=False).last_hidden_state
+            whole, bare = model(input_ids=ids, use_cache=False).logits.float(), tail.head(hidden).float()
+            left_out = agree(bare, whole, model.dtype) and not agree(tail.logits(hidden), whole, model.dtype)
+    except Exception:  # of a model that reads no text without a picture, which the probe reports
+        return
+    if left_out:
+        model.register_forward_hook(partial(_finish, factor=tail.factor, softcap=tail.softcap))
+
+
+def _finish(module: nn.Module, args: Any, output: Any, *, factor: float, softcap: float | None) -> Any:
+    """Scale and cap the logits of an output of transformers."""
+    import torch
+
+    output.logits = output.logits * factor
+    if softcap is not None:
+        output.logits = torch.tanh(output.logits / softcap) * softcap
+    return output

@@ -72,6 +72,12 @@ CASES = [
     Case("internvl", {**TOWER, "image_size": [28, 28], "patch_size": [7, 7]}, "Qwen2", {"model_type": "qwen2"}),
     Case("llava", CLIP, "Llama", {"model_type": "llama"}),
     Case("llava_next", CLIP, "Mistral", {"model_type": "mistral"}),
+    Case("llava_next", CLIP, "Granite", {"model_type": "granite", "logits_scaling": 4.0}),
+    Case("aya_vision", SIGLIP, "Cohere2",
+         {"model_type": "cohere2", "layer_types": ["full_attention"] * 2, "logit_scale": 0.25}),
+    Case("cohere2_vision", SIGLIP, "Cohere2",
+         {"model_type": "cohere2", "layer_types": ["full_attention"] * 2, "logit_scale": 0.25}),
+    Case("llava", CLIP, "Gemma2", {"model_type": "gemma2", "head_dim": 16, "final_logit_softcapping": 2.0}),
     Case("llava_onevision", SIGLIP, "Qwen2", {"model_type": "qwen2"}),
     Case("idefics3", {**TOWER, "image_size": 28, "patch_size": 7}, "Llama", {"model_type": "llama"}),
     Case("smolvlm", {**TOWER, "image_size": 28, "patch_size": 7}, "Llama", {"model_type": "llama"}),
@@ -114,7 +120,7 @@ def scores(folder: Path) -> dict[str, list[float]]:
     return {name: table[name].to_pylist() for name in (*DETECTORS, "problem")}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.kind for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[f"{case.kind} of {case.backbone}" for case in CASES])
 def test_the_scores_of_texts_are_those_of_the_text_backbone(case: Case, tmp_path: Path) -> None:
     """Its positions have one axis, those of Qwen-VL and GLM-4V three; texts of several lengths share a batch."""
     assert case.kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
