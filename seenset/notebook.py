@@ -244,7 +244,7 @@ def select(
     ranks: Literal["whole", "smoothed"] = "whole",
     weights: Weights = "rejections",
     step_up: Literal["bh", "storey"] = "bh",
-    learn: Literal["split", "pool"] = "split",
+    learn: Literal["pool", "split"] | None = None,
     reconformal: bool = False,
     confidence: float = 0.95,
     seed: int = 0,
@@ -273,8 +273,8 @@ def select(
             another order draw others.
         weights: For procedure td4eval: weighting of the detectors.
         step_up: For procedure adadetect, and td4eval reconformal: take the share of nulls as 1, or estimate it.
-        learn: For procedure adadetect without `seen`: learn from half of the calibration documents, or from the
-            unordered pool of all calibration and audited documents.
+        learn: For procedure adadetect without `seen`: learn from the unordered pool of all calibration and audited
+            documents (the default), or from half of the calibration documents.
         reconformal: For procedure td4eval: rank the fused statistic again.
         confidence: Confidence of the bounds of this one list and of all documents (`summary.bound`), in (0, 1).
         seed: Seed of ties, splits and weights.

@@ -32,8 +32,7 @@ TRIAL: dict[str, Any] = {
     "repeats": 100,
     "detectors": ["loss", "zlib", "min_k", "min_k_plus_plus"],
     "selections": [
-        {"name": "ptdi", "detectors": ["loss"], "procedure": "ptdi", "alpha": 0.1},
-        {"name": "bh", "detectors": ["min_k_plus_plus"], "procedure": "bh", "alpha": 0.1},
+        {"name": "members", "detectors": ["min_k_plus_plus"], "procedure": "storey", "ranks": "smoothed", "alpha": 0.1},
     ],
 }
 MIN_PASSAGES = 90

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.answers.verdict import BlockKind
-from pipeline.config.selection import SelectionConfig
+from pipeline.config.selection import RecordedSelection
 from pipeline.config.yaml import build
 from pipeline.errors import ExitCode, UserError
 from pipeline.run.records import Record, VersionedRecord, sealed_values
@@ -61,7 +61,7 @@ class BundleIndex(VersionedRecord):
     )
     format: Literal["seenset evidence bundle"] = Field("seenset evidence bundle", description="Type of the file.")
     seenset: str = Field(description="Version of the program that wrote it.")
-    selections: list[SelectionConfig] = Field(description="The questions that the answers are for.")
+    selections: list[RecordedSelection] = Field(description="The questions that the answers are for.")
     columns: list[str] = Field([], description="Score columns that the verdict reads, in order; empty without one.")
     blocks: BlockKind | None = Field(None, description="Units that the verdict permutes; null without one.")
     texts: bool = Field(description="Whether the documents have their texts.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from pipeline.config.corpus import Role
 from pipeline.config.paths import Place
@@ -37,6 +37,10 @@ Share = Annotated[float, BeforeValidator(checked_alpha)]
 
 HISTORY = "history.jsonl"
 """File next to the folders of the selections that records every requested selection (`pipeline.results.history`)."""
+
+
+LEARN = {"adadetect": "pool"}
+"""Procedure that learns its score -> what it learns from, where a selection does not state it (`learn`)."""
 
 
 class SelectionConfig(Section):
@@ -87,14 +91,22 @@ class SelectionConfig(Section):
     step_up: Literal["bh", "storey"] = Field(
         "bh", description="For adadetect and td4eval reconformal: the share of nulls is 1, or estimated."
     )
-    learn: Literal["split", "pool"] = Field(
-        "split",
-        exclude_if=lambda source: source == "split",  # so that questions of earlier versions stay the same
-        description="For adadetect without known members: learn from half of the calibration documents, or from the "
-        "unordered pool of all calibration and audited documents.",
+    learn: Literal["pool", "split"] | None = Field(
+        None,
+        exclude_if=lambda source: source is None,  # so that questions of earlier versions stay the same
+        description="For adadetect without known members: learn from the unordered pool of all calibration and audited "
+        "documents, or from half of the calibration documents; null: pool.",
     )
     reconformal: bool = Field(False, description="Rank the fused statistic of td4eval again, valid in finite samples.")
     confidence: Share = Field(0.95, description="Confidence of the bounds on the list and on all audited documents.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _state_learn(cls, data: Any) -> Any:
+        """What a score is learnt from is stated in every selection that learns one, so that a record needs no rule."""
+        if isinstance(data, dict) and data.get("learn") is None and data.get("procedure") in tuple(LEARN):
+            return {**data, "learn": LEARN[data["procedure"]]}
+        return data
 
     @field_validator("name")
     @classmethod
@@ -117,6 +129,17 @@ class SelectionConfig(Section):
     def exact_confidence(self) -> Fraction:
         """The confidence as the decimal that the user wrote."""
         return Fraction(repr(self.confidence))
+
+
+def recorded(settings: Any) -> Any:
+    """A selection as a file of a run has it; without `learn`, which earlier versions left out there, of a split."""
+    if isinstance(settings, dict) and settings.get("learn") is None and settings.get("procedure") in tuple(LEARN):
+        return {**settings, "learn": "split"}
+    return settings
+
+
+RecordedSelection = Annotated[SelectionConfig, BeforeValidator(recorded)]
+"""A selection in a file of a run."""
 
 
 class SeriesConfig(Section):

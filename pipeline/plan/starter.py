@@ -39,6 +39,8 @@ SCHEMA_FOLDER = ".seenset"
 HUB_MODEL = "HuggingFaceTB/SmolLM2-135M"
 HUB_PICTURE_MODEL = "llava-hf/llava-1.5-7b-hf"
 DETECTOR = "min_k_plus_plus"
+RECOMMENDED: Mapping[str, Any] = {"procedure": "storey", "ranks": "smoothed"}
+"""What a selection is recommended to ask: docs/procedures.md states why, README.md and the demo ask the same."""
 PICTURE_DETECTOR = {"renyi": {"part": "description"}}
 
 
@@ -236,15 +238,15 @@ def detectors_setting(kind: type[BaseModel], pictured: bool) -> Written:
 
 
 def selection_setting(direction: Direction, pictured: bool) -> list[Written]:
-    """One selection with the default procedure and alpha."""
-    fields = SelectionConfig.model_fields
+    """One selection as it is recommended, with the default alpha."""
     (detector,) = parse_detectors([PICTURE_DETECTOR if pictured else DETECTOR])
     return [
         Written("name", direction),
         Written("direction", direction),
         Written("detectors", [detector.column]),
-        Written("procedure", fields["procedure"].default),
-        Written("alpha", fields["alpha"].default),
+        Written("procedure", RECOMMENDED["procedure"]),
+        Written("ranks", RECOMMENDED["ranks"], (wording.SMOOTHED,)),
+        Written("alpha", SelectionConfig.model_fields["alpha"].default),
     ]
 
 

@@ -10,6 +10,7 @@ from pipeline.wording import some_of
 AUDIT_HEAD = "An audit of the data in this folder: which of these documents was the model trained on?"
 GUESSES_MARKED = "Guessed values are marked; change them here. Relative paths are relative to this file."
 DIALECT = "Guessed from the beginning of the first file."
+SMOOTHED = "Short lists are possible, at a draw by model and id; whole, without one, from about 300 known documents on."
 PICTURES = "Guessed: it holds pictures."
 CAPTIONS = "Guessed: it describes the pictures."
 PICTURE_IDS = "Guessed: no value repeats in the first rows."

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.selection import SelectionConfig
+from pipeline.config.selection import SelectionConfig, recorded
 from pipeline.errors import DamagedError
 from pipeline.results.summary import Summary
 from pipeline.run.conclusion import Concluded
@@ -36,7 +36,7 @@ class AnsweredQuestion(Concluded):
 
     def key(self) -> str:
         """Equal for equal questions, whatever their names."""
-        return json.dumps({**self.settings, "name": None}, sort_keys=True)
+        return json.dumps({**recorded(self.settings), "name": None}, sort_keys=True)
 
 
 class HistoryEntry(VersionedRecord):
@@ -168,7 +168,7 @@ def answered_selections(store: Store, config: AuditConfig) -> list[SelectionConf
     history = read_history(store)
     if not history:
         return list(config.selections)
-    return [SelectionConfig.model_validate(question.settings) for question in history[-1].questions]
+    return [SelectionConfig.model_validate(recorded(question.settings)) for question in history[-1].questions]
 
 
 def count_questions(history: Sequence[HistoryEntry]) -> int:

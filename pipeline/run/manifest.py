@@ -10,14 +10,15 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from pipeline import __version__
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.misplaced import instead_of_run
+from pipeline.config.selection import recorded
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.formats import by_bytes
 from pipeline.corpus.formats.base import encodable
@@ -98,10 +99,17 @@ class Allocation(Record):
     )
 
 
+def _recorded_audit(config: Any) -> Any:
+    """The configuration of a run as its file has it, with what earlier versions left out."""
+    if isinstance(config, dict) and isinstance(config.get("selections"), list):
+        return {**config, "selections": [recorded(selection) for selection in config["selections"]]}
+    return config
+
+
 class Provenance(Record):
     """The origin of the scores of a run."""
 
-    config: AuditConfig = Field(
+    config: Annotated[AuditConfig, BeforeValidator(_recorded_audit)] = Field(
         description="The configuration of the run, with every default; selections of seenset select are in the history."
     )
     limit: int | None = Field(description="The most documents of each role that are read; null when all are.")

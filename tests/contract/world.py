@@ -222,7 +222,7 @@ ASKED: dict[str, dict[str, Any]] = {
 REAL: dict[str, dict[str, Any]] = {
     "real": {"detectors": ["loss"], "procedure": "bh", "alpha": 0.9},
     "fused": {"detectors": [HIGH, "loss", "min_k"], "procedure": "td4eval"},
-    "learnt": {"detectors": [HIGH, "loss"], "procedure": "adadetect"},
+    "learnt": {"detectors": [HIGH, "loss"], "procedure": "adadetect", "learn": "split"},
 }
 """Questions whose answers depend on the arithmetic of the processor in their last digits."""
 FEW = ("storey", "clean", "learnt")

@@ -42,13 +42,18 @@ ASKED: dict[str, dict[str, Any]] = {
     "ptdi-known": {"procedure": "ptdi_known_members"},
     "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"]},
     "reconformal": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True},
-    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"]},
+    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "learn": "split"},
     "pooled": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "learn": "pool", "step_up": "storey"},
     "ktd": {"procedure": "ktd", "detectors": ["min_k_plus_plus"]},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},
     "smoothed": {"procedure": "storey", "ranks": "smoothed", "alpha": 0.1},
     "smoothed-groups": {"procedure": "by", "ranks": "smoothed", "calibration": "by_group", "alpha": 0.2},
-    "smoothed-learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "ranks": "smoothed"},
+    "smoothed-learnt": {
+        "procedure": "adadetect",
+        "detectors": ["loss", "min_k"],
+        "learn": "split",
+        "ranks": "smoothed",
+    },
 }
 """Every procedure, calibration and direction."""
 

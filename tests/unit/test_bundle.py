@@ -89,7 +89,7 @@ DEPENDENT: dict[str, dict[str, Any]] = {
     "ptdi": {"procedure": "ptdi"},
     "bounded": {"procedure": "bound"},
     "plain": {"procedure": "bh", "calibrate": "one_per_block"},
-    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey"},
+    "learnt": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey", "learn": "split"},
     "pooled": {"procedure": "adadetect", "detectors": ["loss", "min_k"], "step_up": "storey", "learn": "pool"},
     "fused": {"procedure": "td4eval", "detectors": ["loss", "min_k"], "reconformal": True, "step_up": "storey"},
     "clean": {"direction": "clean", "procedure": "storey", "alpha": 0.5},

@@ -54,7 +54,7 @@ def test_of_two_passages_with_five_words_in_common_the_first_is_kept() -> None:
 def test_the_written_configuration_is_a_valid_trial_of_two_selections(tmp_path: Path) -> None:
     config, points = load_trial(str(demo.write_trial(tmp_path, tmp_path / "passages.jsonl", seed=7)))
     assert (config.seed, config.contaminate.seed, len(points)) == (7, 7, 1)
-    assert [selection.procedure for selection in config.selections] == ["ptdi", "bh"]
+    assert [selection.procedure for selection in config.selections] == ["storey"]
 
 
 def test_passages_of_an_earlier_run_are_used_again(tmp_path: Path) -> None:

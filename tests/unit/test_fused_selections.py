@@ -156,7 +156,7 @@ def documents(seed: int, shift: float = 2.0) -> tuple[np.ndarray, np.ndarray, np
 
 def test_adadetect_with_known_members_calibrates_on_all_and_says_on_what_it_rests() -> None:
     known, audit, seen = documents(3)
-    split = verdict_of(known, audit, procedure="adadetect", alpha=0.2)
+    split = verdict_of(known, audit, procedure="adadetect", learn="split", alpha=0.2)
     whole = verdict_of(known, audit, seen=seen, procedure="adadetect", alpha=0.2)
     assert (split.answer.n_calibration, whole.answer.n_calibration) == (30, 60)
     assert whole.answer.details["known_members"] == 30
@@ -173,7 +173,9 @@ def test_clean_documents_are_sought_with_the_roles_exchanged() -> None:
     assert np.array_equal(clean.selected, members.selected)
 
 
-@pytest.mark.parametrize("fused", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}])
+@pytest.mark.parametrize(
+    "fused", [{"procedure": "adadetect", "learn": "split"}, {"procedure": "td4eval", "reconformal": True}]
+)
 def test_storey_behind_a_learnt_score_estimates_the_share_of_nulls(fused: dict[str, Any]) -> None:
     found = np.zeros(2)
     for seed in range(6, 10):  # in one draw of ten both select nothing

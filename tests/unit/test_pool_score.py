@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from pydantic import TypeAdapter
 from scipy.stats import multivariate_normal
 from test_fused_selections import verdict_of
 from test_sentence_numbers import outlook
@@ -17,12 +18,13 @@ from test_sentence_numbers import outlook
 import seenset
 from pipeline.answers.summarise import learnt_sentences
 from pipeline.config.corpus import Role
-from pipeline.config.selection import SelectionConfig
+from pipeline.config.selection import LEARN, RecordedSelection, SelectionConfig, recorded
+from pipeline.results.history import AnsweredQuestion
 from pipeline.selection.conformal import POOL_SIZE, Sample
 from pipeline.selection.engine import Scores, answer, answer_all
 from pipeline.selection.folds import RoleScores, SelectionInput, run_queries
 from pipeline.selection.pool_score import fit_pool
-from pipeline.selection.procedures import check_settings
+from pipeline.selection.procedures import PROCEDURES, check_settings
 from pipeline.selection.procedures.adadetect import PoolQuestion, expected_power
 from pipeline.selection.schedule import Level, Slot
 from tests.helpers.commands import user_error
@@ -229,7 +231,8 @@ def test_of_many_documents_those_with_the_smallest_hashes_are_learnt_from() -> N
 def test_learning_from_the_pool_is_refused_where_nothing_is_learnt() -> None:
     selection = SelectionConfig(name="a", detectors=["loss"], procedure="storey", learn="pool")
     assert user_error(check_settings, selection, "selections.0") == (
-        "selections.0: learn pool is for procedure adadetect; got procedure storey, which learns no score"
+        "selections.0: learn pool is for procedure adadetect; got procedure storey, which learns no score: learn must "
+        "be null"
     )
 
 
@@ -238,9 +241,28 @@ def test_a_question_and_an_answer_without_the_key_are_of_a_split() -> None:
     split, pool = (seenset.select(audit, unseen=known, **{**POOL, "learn": kind}).summary for kind in ("split", "pool"))
     assert "learn" not in split.plain()
     assert pool.plain()["learn"] == "pool"
-    plain = SelectionConfig(name="a", detectors=["loss"], procedure="adadetect").model_dump()
-    assert "learn" not in plain
-    assert SelectionConfig(**plain).learn == "split"
+    plain: dict[str, Any] = {"name": "a", "detectors": ["loss"], "procedure": "adadetect"}
+    assert SelectionConfig(**recorded(plain)).learn == "split"
+    (index,) = TypeAdapter(list[RecordedSelection]).validate_python([plain])
+    assert index.learn == "split"
+    asked = [AnsweredQuestion.model_construct(settings=settings) for settings in (plain, {**plain, "learn": "split"})]
+    assert asked[0].key() == asked[1].key(), "one question, though an earlier version left the key out"
+
+
+def test_a_configuration_without_the_key_learns_from_the_pool_and_says_so() -> None:
+    assert set(LEARN) == {name for name, one in PROCEDURES.items() if one.learns}
+    plain: dict[str, Any] = {"name": "a", "detectors": ["loss"], "procedure": "adadetect"}
+    for written in (plain, {**plain, "learn": None}):
+        assert SelectionConfig(**written).model_dump()["learn"] == "pool"
+    assert SelectionConfig(**{**plain, "learn": "split"}).model_dump()["learn"] == "split"
+    assert "learn" not in SelectionConfig(**{**plain, "procedure": "storey"}).model_dump()
+    known, audit = (table(side) for side in documents(14))
+    made = [
+        seenset.select(audit, unseen=known, procedure="adadetect", step_up="storey", **learn)
+        for learn in ({}, {"learn": "pool"})
+    ]
+    assert made[0].summary.plain() == made[1].summary.plain()
+    assert made[0].summary.learn == "pool"
 
 
 def test_weights_are_stated_with_how_they_were_found() -> None:

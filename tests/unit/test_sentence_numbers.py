@@ -413,7 +413,7 @@ def test_a_plan_with_conditional_p_values_counts_what_they_take(tmp_path: Path) 
 
 
 FUSED: list[dict[str, Any]] = [
-    {"procedure": "adadetect", "detectors": ["loss", "zlib"]},
+    {"procedure": "adadetect", "learn": "split", "detectors": ["loss", "zlib"]},
     {"procedure": "td4eval", "detectors": ["loss", "zlib"], "reconformal": True},
 ]
 

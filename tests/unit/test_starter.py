@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ import yaml
 from test_webdataset import write_tar
 
 from docs.blocks import PAGES, blocks
+from examples.demo import demo
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import SourceConfig
 from pipeline.config.models import ModelConfig
@@ -35,7 +37,8 @@ from pipeline.trial.starter import trial_starter
 from tests.helpers.commands import here, refusal, user_error
 from tests.helpers.picture_models import encoded, random_pictures
 
-SCHEMAS = Path(__file__).parents[2] / "docs/schemas"
+ROOT = Path(__file__).parents[2]
+SCHEMAS = ROOT / "docs/schemas"
 
 
 def rows_of(name: str, count: int) -> list[dict[str, Any]]:
@@ -86,7 +89,18 @@ def test_the_starter_of_every_format_plans_as_it_stands(
     assert documents(path) == {"audit": 30, "unseen": 20}
     assert "Other columns: n, title." in path.read_text()
     (selection,) = config.selections
-    assert (selection.direction, selection.procedure, selection.alpha) == ("members", "bh", 0.1)
+    assert selection.direction == "members"
+    recommended = selection.model_dump()
+    for page in ("README.md", "docs/procedures.md", "docs/detectors/likelihood.md"):
+        block = next(
+            block
+            for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+            if "selections:" in block
+        )
+        (stated,) = yaml.safe_load(block)["selections"]
+        assert SelectionConfig(**stated).model_dump() == recommended, page
+    (asked,) = demo.TRIAL["selections"]
+    assert SelectionConfig(**asked).model_dump() == recommended
 
 
 def test_folders_of_text_files_are_documents_and_lone_ones_beside_tables_are_not(tmp_path: Path) -> None:

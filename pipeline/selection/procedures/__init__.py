@@ -175,11 +175,11 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
             f"{where}: step_up {selection.step_up} is for procedures {' and '.join(fusing)}; "
             f"got procedure {selection.procedure}" + (", which estimates by itself" if estimates else "")
         )
-    if selection.learn != "split" and not chosen.learns:
+    if selection.learn is not None and not chosen.learns:
         learning = [name for name, one in PROCEDURES.items() if one.learns]
         raise UserError(
             f"{where}: learn {selection.learn} is for procedure {' and '.join(learning)}; got procedure "
-            f"{selection.procedure}, which learns no score"
+            f"{selection.procedure}, which learns no score: learn must be null"
         )
     if selection.lambda_ is not None and not (estimates or step_up.estimates):
         raise UserError(

@@ -237,7 +237,7 @@ def procedure_of(name: str) -> Procedure:
 def applied_to(selection: SelectionConfig, known_members: bool = False) -> tuple[Procedure, bool]:
     """`Procedure.applied` of a configured selection."""
     settings = selection.step_up, selection.reconformal, len(selection.detectors)
-    options = Options(*settings, known_members, selection.learn)
+    options = Options(*settings, known_members, selection.learn or "split")
     return procedure_of(selection.procedure).applied(options)
 
 
