@@ -74,7 +74,7 @@ SIDE = 96
 class TokenAttributions:
     """The score of one selected document by token: the input of its detector, which is no proof."""
 
-    text: str  # the model's input (cut at max_tokens)
+    text: str  # the model's input (cut at max_tokens, or in windows)
     pieces: list[str]  # the text cut into its tokens: "".join(pieces) == text
     values: list[float | None]  # one per piece: None where the model gives none (the first token)
     kind: str  # "log-probability" or "standardised log-probability"
@@ -245,6 +245,7 @@ def _maker(scored: Scored) -> bytes:
     """A digest of the values that the tokens of this run's documents depend on."""
     fingerprint = scored.receipts[0].fingerprint
     parts = {key: fingerprint.get(key) for key in _DECIDING}
+    parts.update({key: fingerprint[key] for key in ("windows",) if key in fingerprint})  # only above 1
     return json_digest(parts).encode()
 
 
@@ -339,7 +340,8 @@ def _all_tokens(
     if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
         return kept
     wanted = ScoredTexts({shard.id: some for shard, some in by_shard.values()})
-    settings = TokenSettings(wanted, config.model, str(scored.receipts[0].fingerprint["device"]))
+    device, windows = str(scored.receipts[0].fingerprint["device"]), (config.windows, config.max_tokens)
+    settings = TokenSettings(wanted, config.model, device, windows if config.windows > 1 else None)
     read = reread([shard for shard, _ in by_shard.values()], settings)
     return kept if read is None else pa.concat_tables([kept, read])
 

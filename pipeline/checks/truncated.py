@@ -18,13 +18,19 @@ def truncated_diagnostic(facts: AnswerFacts) -> ShareDiagnostic:
     count = sum(receipt.n_truncated for receipt in scored.receipts)
     outcome = Outcome.PASSED if total and not count else Outcome.INCONCLUSIVE
     share = count / total if total else 0.0
-    return ShareDiagnostic(outcome=outcome, sentence=truncated_sentence(count, total), share=share)
+    windows = scored.receipts[0].fingerprint.get("windows", 1) if scored.receipts else 1
+    return ShareDiagnostic(outcome=outcome, sentence=truncated_sentence(count, total, windows), share=share)
 
 
-def truncated_sentence(count: int, total: int) -> str:
-    """States how many of the scored documents were truncated."""
+def truncated_sentence(count: int, total: int, windows: int = 1) -> str:
+    """States how many of the scored documents were truncated, where up to `windows` windows of each were read."""
     if total and not count:
         return f"None of the {total} documents was truncated."
+    if windows > 1:
+        return (
+            f"{count} of {total} documents {was(count)} read in part: {windows} windows of max_tokens tokens, spread "
+            "from the beginning to the end. Such a document is judged by these windows alone."
+        )
     return (
         f"{count} of {total} documents {was(count)} truncated at max_tokens. A truncated "
         "document is judged by its first max_tokens tokens alone."
@@ -35,7 +41,7 @@ CHECK = Check(
     name="truncated",
     title="Truncation",
     record=ShareDiagnostic,
-    description="Documents that were cut to their first max_tokens tokens.",
+    description="Documents that were cut to their first max_tokens tokens, or of which only windows were read.",
     absent="never",
     place=7,
     on_scores=truncated_diagnostic,

@@ -137,6 +137,10 @@ class AuditConfig(Section):
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
+    windows: Annotated[int, Field(ge=1)] = Field(
+        1,
+        description="Most pieces of max_tokens that are read of a long text, spread over it; 1: its beginning.",
+    )
     overlap: Literal["error", "drop"] = Field(
         "error", description="Near-duplicates of audited documents in calibration: stop, or leave them out."
     )

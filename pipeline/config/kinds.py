@@ -1,4 +1,4 @@
-"""Kinds of documents and of models: what each offers, and the comparison with what a detector or a setting needs.
+"""Kinds of documents, of models and of ways to read: what each offers, compared with what a detector or setting needs.
 
 A kind is one record. Detectors state what they need by their passes, procedures, calibrations and settings by name;
 `check_offered` compares. Nothing else decides which of them go together.
@@ -36,15 +36,17 @@ class Capability(Enum):
     ENDPOINT = "texts to send"
     ATTRIBUTED = "texts whose tokens are shown"
     REFERENCE_ENDPOINT = "texts to send for comparison"
+    WINDOWS = "texts whose tokens are known"
+    WHOLE = "a text in one piece"
 
 
 @dataclass(frozen=True, slots=True)
 class InputKind:
-    """A kind of documents or of models, and what it offers."""
+    """A kind of documents, of models or of ways to read, and what it offers."""
 
     name: str  # as a plural, for messages
     state: str  # clause of a message that states the kind
-    keys: tuple[str, ...]  # keys of a source of documents that state it; none for models
+    keys: tuple[str, ...]  # keys of a source of documents that state it; none for models and ways to read
     offers: frozenset[Capability]
     units: str = "words"  # of the length of a document
 
@@ -55,8 +57,10 @@ class InputKind:
 
 
 _C = Capability
-_SEQUENCES = frozenset({_C.CONTENTS, _C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.REPEATED, _C.PAIR})
-_DOCUMENTS = frozenset({_C.CONTENTS, _C.SINGLE})
+_SEQUENCES = frozenset(
+    {_C.CONTENTS, _C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.REPEATED, _C.PAIR, _C.WHOLE}
+)
+_DOCUMENTS = frozenset({_C.CONTENTS, _C.SINGLE, _C.WHOLE})
 
 TEXTS = InputKind(
     "texts", "the documents are texts", ("text",), frozenset(Capability) - {_C.PART, _C.CAPTION, _C.VERSIONS}
@@ -79,7 +83,7 @@ TOKENS = InputKind(
 CHATS = InputKind(
     "chats", "the documents are chats", ("messages",), _DOCUMENTS | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.PAIR}
 )
-SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE}))
+SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE, _C.WHOLE}))
 SCORED_TEXTS = InputKind(
     "scores of texts", "the documents are scores", ("scores", "text"), _DOCUMENTS | {_C.WORDS, _C.TRANSFORMED}
 )
@@ -99,15 +103,24 @@ KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, CHATS, SCORES, SCORED_TEXTS, VERSIO
 """All kinds of documents."""
 
 WEIGHTS = InputKind("weights", "the model is given by its weights", (), frozenset(Capability))
-SERVED = InputKind("endpoints", "the model is an endpoint", (), frozenset({_C.FORWARD, _C.CHANGED, _C.CONTINUED}))
+SERVED = InputKind(
+    "endpoints", "the model is an endpoint", (), frozenset({_C.FORWARD, _C.CHANGED, _C.CONTINUED, _C.WHOLE})
+)
 CONTINUING = InputKind(
     "endpoints without log-probabilities",
     "the endpoint returns no log-probabilities of prompts",
     (),
-    frozenset({_C.CONTINUED}),
+    frozenset({_C.CONTINUED, _C.WHOLE}),
 )
 MODELS = (WEIGHTS, SERVED, CONTINUING)
 """All kinds of models."""
+
+FROM_BEGINNING = InputKind("windows: 1", "a text is read from its beginning", (), frozenset(Capability))
+IN_WINDOWS = InputKind(
+    "windows above 1", "windows above 1 reads a text in several pieces", (), frozenset(Capability) - {_C.WHOLE}
+)
+WAYS_TO_READ = (FROM_BEGINNING, IN_WINDOWS)
+"""All ways to read a text."""
 
 
 def find_kind(given: Collection[str]) -> InputKind:
@@ -153,7 +166,7 @@ def check_offered(
     Args:
         who: what needs it, for the message.
         needs: the needed capabilities.
-        kind: the kind of the documents, or of the model.
+        kind: the kind of the documents, of the model, or the way to read.
         instead: what to write instead with documents or a model of this kind; empty if there is nothing.
 
     Raises:
@@ -162,6 +175,7 @@ def check_offered(
     lacking = [need for need in Capability if need in needs and need not in kind.offers]
     if not lacking:
         return
-    others = [one.shown for one in (KINDS if kind.keys else MODELS) if one.offers.issuperset(needs)]
+    family = next(kinds for kinds in (KINDS, MODELS, WAYS_TO_READ) if kind.name in {one.name for one in kinds})
+    others = [one.shown for one in family if one.offers.issuperset(needs)]
     works = ", or ".join(filter(None, [instead(kind), f"give {others[0]}" if others else ""]))
     raise UserError(f"{who} needs {lacking[0].value}, and {kind.state}: {works}")

@@ -6,17 +6,15 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
-
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config.paths import written
 from pipeline.config.retired import retired
 from pipeline.corpus.scripts import units
+from pipeline.detectors.arguments import Argument, Check, read_arguments
 from pipeline.detectors.plugins import BUILT_IN, Registry, display_module, is_built_in, place_of_error
 from pipeline.errors import ForeignError, UserError, error_line, foreign_as_errors, nearest, number_meant
 from pipeline.passes.statistics import GIVEN, STATISTICS
@@ -188,6 +186,7 @@ class Detector:
     function: Score
     signed: bool  # whether scores have both signs: a difference whose null value is 0
     same_tokens: bool = False  # whether it compares the target and the reference token by token
+    windows: bool = False  # whether it can score a text that is read in several windows
 
     def __str__(self) -> str:
         return self.column
@@ -238,7 +237,7 @@ class _Entry:
     arguments: Mapping[str, Argument]
     signed: bool
     same_tokens: bool = False
-    names_column: str = ""  # argument with the name of the column; "": detector name and changed arguments
+    windows: bool = False
 
 
 _registry: Registry[_Entry] = Registry("detector")
@@ -250,7 +249,7 @@ def detector(
     signed: bool = False,
     also: Mapping[str, Mapping[str, Any]] | None = None,
     same_tokens: bool = False,
-    names_column: str = "",
+    windows: bool = False,
 ) -> Callable[[Score], Score]:
     """Register a function as a detector for configurations.
 
@@ -266,7 +265,8 @@ def detector(
         signed: whether its scores have both signs, which `ktd` requires.
         also: further detectors of the same function: name -> values of arguments that no configuration sets.
         same_tokens: whether it compares the two models token by token, so that their tokenizers must agree.
-        names_column: argument whose value is the name of the column of scores.
+        windows: whether it can score a text that is read in several windows, with the statistics of its windows side by
+            side; `mask` is False between windows.
 
     Raises:
         UserError: a statistic that its pass does not measure, an argument that cannot be checked, or a name that is
@@ -284,7 +284,7 @@ def detector(
 
     def register(function: Score) -> Score:
         bound = {argument for values in (also or {}).values() for argument in values}
-        arguments = _read_arguments(function, checks or {}, bound)
+        arguments = read_arguments(function, checks or {}, bound)
         for name, values in {function.__name__: {}, **(also or {})}.items():
             if not name.isidentifier():
                 raise UserError(f"a detector is named by its function, which cannot be {name}")
@@ -292,7 +292,7 @@ def detector(
                 raise UserError(f"detector {name}: score files have a column of that name; rename the function")
             read = needs if callable(needs) else measurable(needs, f"detector {name}")
             made = partial(function, **values) if values else function
-            entry = _Entry(made, read, arguments, signed, same_tokens, names_column)
+            entry = _Entry(made, read, arguments, signed, same_tokens, windows)
             _registry.register(name, entry, function.__module__)
         return function
 
@@ -441,13 +441,14 @@ def _detector(name: str, known: _Entry, values: Mapping[str, Any]) -> Detector:
     settings = {argument: _checked(name, argument, known, value) for argument, value in values.items()}
     arguments = {**{key: argument.default for key, argument in known.arguments.items()}, **settings}
     assignments = ", ".join(f"{argument}={value}" for argument, value in settings.items())
-    column = str(arguments.get(known.names_column)) if known.names_column else f"{name}({assignments})"
+    naming = next((argument for argument, described in known.arguments.items() if described.names_column), None)
+    column = f"{name}({assignments})" if naming is None else str(arguments[naming])
     column = column if assignments else name
     if column in COLUMNS:
         raise UserError(f"score column {column!r}: score files have a column of that name; rename it")
     needs = _resolve_needs(name, known.needs, arguments) if callable(known.needs) else known.needs
     same = known.same_tokens or any(getattr(value, "same_tokens", False) for value in arguments.values())
-    return Detector(column, name, arguments, needs, known.function, known.signed, same)
+    return Detector(column, name, arguments, needs, known.function, known.signed, same, known.windows)
 
 
 def _checked(name: str, argument: str, known: _Entry, value: Any) -> Any:
@@ -492,108 +493,3 @@ def _broken(name: str, what: str, error: BaseException, tail: str = "") -> UserE
     text = error_line(error)
     raised = text if isinstance(error, ForeignError) else f"{type(error).__name__}: {text}"
     return UserError(f"detector {name} ({display_module(_registry.modules[name])}): {what} raised {raised}{tail}")
-
-
-Check = Callable[[Any], Any]
-"""Returns the value to use, or raises ValueError with the limit: `must be a number in (0, 1]`."""
-
-Share = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument: its default, and the check of configured values."""
-
-    default: Any
-    check: Check
-
-
-def _read_arguments(
-    function: Callable[..., Any], checks: Mapping[str, Check], bound: Collection[str] = ()
-) -> dict[str, Argument]:
-    """The arguments of a detector's function after the evidence.
-
-    An argument without a check is checked by its annotation, or by the type of its default without annotation. As in a
-    configuration, True is not a number, a float may be written as an int, and a float is finite.
-
-    Args:
-        function: function of the evidence and of arguments with defaults.
-        checks: argument -> explicit check.
-        bound: arguments that no configuration sets.
-
-    Raises:
-        UserError: an argument without a default, a check of an unknown argument, an annotation that cannot be
-            checked, or a default that its check refuses.
-    """
-    who = f"detector {function.__name__}"
-    parameters = list(inspect.signature(function).parameters.values())
-    if not parameters:
-        raise UserError(f"{who} must take the evidence as its first argument")
-    for parameter in parameters[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise UserError(f"{who}: a configuration cannot name the arguments of {parameter}")
-        if parameter.default is parameter.empty:
-            raise UserError(f"{who}: argument {parameter.name} has no default, and a configuration may leave it out")
-    settable = {parameter.name: parameter for parameter in parameters[1:] if parameter.name not in bound}
-    if unknown := sorted(set(checks) - set(settable)):
-        raise UserError(f"{who}: there is a check of {unknown[0]}, which is no argument")
-    arguments = {}
-    for name, parameter in settable.items():
-        if name in checks:
-            arguments[name] = Argument(parameter.default, checks[name])
-            continue
-        try:
-            check = _check_of_type(_parameter_type(function, parameter))
-            arguments[name] = Argument(check(parameter.default), check)
-        except (NameError, PydanticUserError):
-            kind = parameter.annotation.__name__ if isinstance(parameter.annotation, type) else parameter.annotation
-            raise UserError(f"{who}: argument {name} of type {kind} needs a check: checks={{{name!r}: ...}}") from None
-        except ValueError as error:
-            raise UserError(f"{who}: the default of {name} {error}, got {parameter.default!r}") from None
-    return arguments
-
-
-def _parameter_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    if parameter.annotation is parameter.empty:
-        return Any if parameter.default is None else type(parameter.default)
-    holder = type("Annotated", (), {"__annotations__": {"it": parameter.annotation}})
-    return get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
-
-
-def _check_of_type(kind: Any) -> Check:
-    adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False))
-    limit = f"must be {_in_words(adapter.json_schema())}"
-
-    def check(value: Any) -> Any:
-        try:
-            return adapter.validate_python(value)
-        except ValidationError:
-            raise ValueError(limit) from None
-
-    return check
-
-
-def _in_words(schema: Mapping[str, Any]) -> str:
-    """The values that a JSON schema allows, as its description or in words: `a number in (0, 1]`."""
-    if "description" in schema:
-        return str(schema["description"])
-    if "anyOf" in schema:
-        return " or ".join(map(_in_words, schema["anyOf"]))
-    if "enum" in schema or "const" in schema:
-        return f"one of {', '.join(map(str, schema.get('enum', [schema.get('const')])))}"
-    nouns = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false"}
-    noun = nouns.get(schema.get("type", ""), schema.get("type", "anything"))
-    if schema.get("type") not in ("integer", "number"):
-        return noun + (f" that matches {schema['pattern']}" if "pattern" in schema else "")
-    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
-    if (low, above) != (None, None) and (high, below) != (None, None):
-        start = f"({above:g}" if low is None else f"[{low:g}"
-        return f"{noun} in {start}, " + (f"{below:g})" if high is None else f"{high:g}]")
-    for limit, words in ((low, "of at least"), (above, "above"), (high, "of at most"), (below, "below")):
-        if limit is not None:
-            return f"{noun} {words} {limit:g}"
-    return "a finite number" if schema["type"] == "number" else noun

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from pipeline.detectors.arguments import NamesColumn
 from pipeline.detectors.base import Evidence, detector
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@detector(needs={}, names_column="column")
-def from_column(evidence: Evidence, column: str = "score", higher: Literal["member", "nonmember"] = "member") -> Tensor:
+@detector(needs={})
+def from_column(
+    evidence: Evidence,
+    column: Annotated[str, NamesColumn()] = "score",
+    higher: Literal["member", "nonmember"] = "member",
+) -> Tensor:
     """The scores of a column of `SourceConfig.scores`, with the sign changed if `higher` is `nonmember`."""
     import torch
 

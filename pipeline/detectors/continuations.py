@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from pipeline.corpus.scripts import by_characters, count_units
-from pipeline.detectors.base import Continuations, Continued, Count, Evidence, Pass, Share, detector
+from pipeline.detectors.arguments import Count, Share
+from pipeline.detectors.base import Continuations, Continued, Evidence, Pass, detector
 from pipeline.detectors.samia import CandidateWords, composed_words, continuation_needs, cut_words
 
 if TYPE_CHECKING:

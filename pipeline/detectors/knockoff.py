@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.detectors.base import Count, Detector, Evidence, Needs, detector, parse
+from pipeline.detectors.arguments import Count
+from pipeline.detectors.base import Detector, Evidence, Needs, detector, parse
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:

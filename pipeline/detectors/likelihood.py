@@ -14,20 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.detectors.base import (
-    FORWARD,
-    LOWERCASE,
-    REFERENCE,
-    Count,
-    Evidence,
-    NonNegative,
-    Pass,
-    Positive,
-    Prefix,
-    Share,
-    WrittenNeeds,
-    detector,
-)
+from pipeline.detectors.arguments import Count, NonNegative, Positive, Share
+from pipeline.detectors.base import FORWARD, LOWERCASE, REFERENCE, Evidence, Pass, Prefix, WrittenNeeds, detector
 from pipeline.passes.statistics import RENYI_ORDERS, SWAPPED, Part
 
 if TYPE_CHECKING:
@@ -118,14 +106,14 @@ def _reads(*statistics: str) -> Callable[[str | None, Caption], WrittenNeeds]:
     return lambda part, caption: {picture_pass(part, caption): statistics}
 
 
-@detector(needs=_reads("log_prob"))
+@detector(needs=_reads("log_prob"), windows=True)
 def loss(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Mean token log-probability, <= 0: minus the cross-entropy (Yeom et al. 2018)."""
     t = evidence[picture_pass(part, caption)]
     return mean_of_all(t.log_prob, t.mask)
 
 
-@detector(needs=_reads("log_prob"))
+@detector(needs=_reads("log_prob"), windows=True)
 def perplexity(evidence: Evidence, part: WordsPart | None = None, caption: Caption = "generated") -> Tensor:
     """Minus the perplexity exp(cross-entropy), <= -1 (FSD, Zhang et al. 2025, eq. 2; the sign is ours).
 
@@ -135,7 +123,7 @@ def perplexity(evidence: Evidence, part: WordsPart | None = None, caption: Capti
     return -(-loss(evidence, part, caption)).exp()
 
 
-@detector(needs=LIKELIHOOD)
+@detector(needs=LIKELIHOOD, windows=True)
 def zlib(evidence: Evidence) -> Tensor:
     """Mean token log-probability over the bytes of the compressed text, <= 0 (Carlini et al. 2021)."""
     sizes = [len(compression.compress(text.encode("utf-8", "surrogatepass"), 6)) for text in evidence.texts]
@@ -150,7 +138,7 @@ def lowercase(evidence: Evidence) -> Tensor:
     return mean_of_all(lowered.log_prob, lowered.mask) / loss(evidence)
 
 
-@detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True)
+@detector(needs={FORWARD: ["log_prob"], REFERENCE: ["log_prob"]}, signed=True, windows=True)
 def reference(evidence: Evidence) -> Tensor:
     """Mean token log-probability minus that of the reference model, each with its own tokenizer.
 
@@ -160,7 +148,7 @@ def reference(evidence: Evidence) -> Tensor:
     return loss(evidence) - mean_of_all(other.log_prob, other.mask)
 
 
-@detector(needs=_reads("log_prob"))
+@detector(needs=_reads("log_prob"), windows=True)
 def min_k(
     evidence: Evidence,
     k: Share = 0.2,
@@ -177,7 +165,7 @@ def min_k(
     return mean_of_lowest(values, mask, k)
 
 
-@detector(needs=_reads("log_prob", "mean", "variance"), signed=True)
+@detector(needs=_reads("log_prob", "mean", "variance"), signed=True, windows=True)
 def min_k_plus_plus(
     evidence: Evidence,
     k: Share = 0.2,
@@ -194,7 +182,7 @@ def min_k_plus_plus(
     return mean_of_lowest(values, mask, k)
 
 
-@detector(needs=_reads("log_prob", "mean", "variance", "renyi_inf"))
+@detector(needs=_reads("log_prob", "mean", "variance", "renyi_inf"), windows=True)
 def gap_k(
     evidence: Evidence,
     k: Share = 0.2,
@@ -219,18 +207,22 @@ def moving_average(values: Tensor, mask: Tensor, window: int) -> tuple[Tensor, T
 
     Args:
         values: (documents, tokens).
-        mask: bool, True from the first token of each row to its last.
-        window: number of values in a mean; a row with fewer values is unchanged.
+        mask: bool; True from the first token of each row to its last, or of each window of a document.
+        window: number of neighbouring values in a mean; a row without as many is unchanged.
     """
     import torch
 
     values = values.double().where(mask, 0.0)
     if window == 1 or mask.shape[1] < window:
         return values, mask
-    sums = torch.nn.functional.pad(values.cumsum(1), (1, 0))
-    means = torch.nn.functional.pad((sums[:, window:] - sums[:, :-window]) / window, (0, window - 1))
-    whole = torch.nn.functional.pad(mask[:, window - 1 :], (0, window - 1))
-    short = (mask.sum(1) < window)[:, None]
+
+    def sums(of: Tensor) -> Tensor:
+        running = torch.nn.functional.pad(of.cumsum(1), (1, 0))
+        return torch.nn.functional.pad(running[:, window:] - running[:, :-window], (0, window - 1))
+
+    means = sums(values) / window
+    whole = sums(mask.long()) == window
+    short = ~whole.any(1, keepdim=True)
     return means.where(~short, values), torch.where(short, mask, whole)
 
 
@@ -249,7 +241,7 @@ def first_occurrences(statistics: TokenStatistics) -> Tensor:
     return torch.zeros_like(statistics.mask).scatter(1, order, new) & statistics.mask
 
 
-@detector(needs={FORWARD: ["log_prob", "mean", "token"]}, signed=True)
+@detector(needs={FORWARD: ["log_prob", "mean", "token"]}, signed=True, windows=True)
 def etd(evidence: Evidence, beta: NonNegative = 1.0) -> Tensor:
     """Mean of ln p + beta H over the first occurrence of each token (arXiv 2609.21888).
 
@@ -268,7 +260,8 @@ def _counted(documents: int) -> Prefix:
     needs=lambda documents: {
         FORWARD: ["log_prob", "token"],
         Pass("count", prefix=_counted(documents)): ["rarity"],
-    }
+    },
+    windows=True,
 )
 def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) -> Tensor:
     """Mean of min(clip, p ln(1 / f)) over the first occurrence of each token, > 0 (DC-PDD, Zhang et al. 2024).
@@ -282,7 +275,7 @@ def dc_pdd(evidence: Evidence, clip: Positive = 0.01, documents: Count = 100) ->
     return mean_of_all((t.log_prob.double().exp() * rarity).clamp_max(clip), first_occurrences(t))
 
 
-@detector(needs=_reads("m_entropy"))
+@detector(needs=_reads("m_entropy"), windows=True)
 def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "generated") -> Tensor:
     """Minus the mean modified prediction entropy, <= 0 (Song & Mittal 2021, eq. 8; the sign is ours)."""
     t = evidence[picture_pass(part, caption)]
@@ -295,6 +288,7 @@ def m_entropy(evidence: Evidence, part: Part | None = None, caption: Caption = "
         picture_pass(part, caption): ["m_entropy" if order == "1" else f"mod_renyi_{order}"]
     },
     checks={"order": partial(order_named, orders=("0.5", "1", "2"))},
+    windows=True,
 )
 def mod_renyi(
     evidence: Evidence, order: str = "0.5", part: Part | None = None, caption: Caption = "generated"
@@ -312,6 +306,7 @@ def mod_renyi(
 @detector(
     needs=lambda order, part, caption: {picture_pass(part, caption): [f"renyi_{order}"]},
     checks={"order": partial(order_named, orders=RENYI_ORDERS)},
+    windows=True,
 )
 def renyi(
     evidence: Evidence, order: str = "1", k: ShareOrOne = 0.2, part: Part | None = None, caption: Caption = "generated"

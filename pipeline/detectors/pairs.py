@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 WINDOWS = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)
 
 
-@detector(needs={FORWARD: ["log_prob", "renyi_inf"], REFERENCE: ["log_prob"]}, same_tokens=True)
+@detector(needs={FORWARD: ["log_prob", "renyi_inf"], REFERENCE: ["log_prob"]}, same_tokens=True, windows=True)
 def ez(evidence: Evidence) -> Tensor:
     """Share of gains in the changes of log-probability at tokens that are not the target's likeliest, in [0, 1].
 

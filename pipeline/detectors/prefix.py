@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from pipeline.detectors.base import FORWARD, Count, Evidence, Pass, Prefix, detector
+from pipeline.detectors.arguments import Count
+from pipeline.detectors.base import FORWARD, Evidence, Pass, Prefix, detector
 from pipeline.detectors.likelihood import loss, mean_of_all
 
 if TYPE_CHECKING:

@@ -147,6 +147,8 @@ def needed_capabilities(detector: Detector, model: str | None = None) -> frozens
         model: only passes of this model, `target` or `reference`; default: of both.
     """
     needs = {Capability.PAIR} if detector.same_tokens else set()
+    if not detector.windows:
+        needs.add(Capability.WHOLE)
     for needed, statistics in detector.needs.items():
         if model in (None, needed.model):
             needs |= _pass_capabilities(needed, statistics)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.corpus.scripts import by_characters, count_units, cut_units, units
-from pipeline.detectors.base import Continued, Count, Evidence, Pass, Share, WrittenNeeds, detector
+from pipeline.detectors.arguments import Count, Share
+from pipeline.detectors.base import Continued, Evidence, Pass, WrittenNeeds, detector
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.scripts import unit_spans
@@ -138,7 +138,34 @@ def plain_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str, token_ids: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class SharedTokens:
+    """Why two models read the same tokens, for a message."""
+
+    use: str  # verb of a detector, of which the models are the objects
+    how: str
+    remedy: str
+    ids: bool = False  # whether the documents are token ids, so that no text is tokenized
+
+
+_COMPARED = SharedTokens("compares", " token by token", "detector reference")
+_GIVEN = SharedTokens("gives", " the same ids", "text in the place of tokens", ids=True)
+_IN_WINDOWS = SharedTokens("compares", " in the same windows", "windows: 1")
+
+
+def shared_tokens(token_ids: bool, windows: int | None) -> SharedTokens:
+    """Why two models read the same tokens.
+
+    Args:
+        token_ids: whether the documents are token ids.
+        windows: maximum windows of a document; None: 1.
+    """
+    if token_ids:
+        return _GIVEN
+    return _IN_WINDOWS if windows is not None and windows > 1 else _COMPARED
+
+
+def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: str, shared: SharedTokens) -> None:
     """Check that two tokenizers have the same vocabulary with the same ids.
 
     Args:
@@ -146,26 +173,28 @@ def check_same_tokens(first: Any, second: Any, models: tuple[str, str], reader: 
         second: tokenizer of the other model.
         models: names of both models, for the error.
         reader: detector that gives both models the same tokens.
-        token_ids: whether the documents are token ids, so that no text is tokenized.
+        shared: why it does.
 
     Raises:
         UserError: the vocabularies, or the token ids of a sentence, differ.
     """
-    differs = tokenizer_difference(first, second, token_ids)
+    differs = tokenizer_difference(first, second, shared.ids)
     if differs is None:
         return
-    use = "gives" if token_ids else "compares"
-    how, remedy = (
-        (" the same ids", "text in the place of tokens") if token_ids else (" token by token", "detector reference")
-    )
     raise UserError(
-        f"detector {reader} {use} model {models[0]} and reference_model {models[1]}{how}, and their "
-        f"tokenizers differ: {differs}; take a reference_model of the same family, or {remedy}"
+        f"detector {reader} {shared.use} model {models[0]} and reference_model {models[1]}{shared.how}, and their "
+        f"tokenizers differ: {differs}; take a reference_model of the same family, or {shared.remedy}"
     )
 
 
 def tokenizer_difference(first: Any, second: Any, token_ids: bool = False) -> str | None:
-    """The difference between two tokenizers; None if they agree. Arguments as in `check_same_tokens`."""
+    """The difference between two tokenizers; None if they agree.
+
+    Args:
+        first: tokenizer of a transformers model.
+        second: tokenizer of the other model.
+        token_ids: whether the documents are token ids, so that no text is tokenized.
+    """
     one, two = first.get_vocab(), second.get_vocab()
     if one != two:
         ids = {token: (one.get(token, "none"), two.get(token, "none")) for token in one.keys() | two.keys()}
@@ -260,7 +289,7 @@ def split_into_pieces(tokenizer: Any, text: str, ids: Sequence[int], kept: int) 
         ValueError: the tokenizer now gives other ids, or a tokenizer without offsets does not decode to the text.
     """
     with foreign_as_errors():
-        spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else _decoded(tokenizer, text[:kept], ids)
+        spans = _offsets(tokenizer, text, ids) if tokenizer.is_fast else decoded_spans(tokenizer, text[:kept], ids)
     ends, last, covering = [], 0, len(spans) - 1
     for index, (begin, end) in enumerate(spans):
         last = max(last, min(end, kept))
@@ -292,7 +321,7 @@ def _beginnings(text: str, tokens: int) -> Iterator[str]:
         yield text[:length]
 
 
-def _decoded(tokenizer: Any, kept: str, ids: Sequence[int]) -> list[Span]:
+def decoded_spans(tokenizer: Any, kept: str, ids: Sequence[int]) -> list[Span]:
     """The spans of tokens in the kept part of a text by decoding, for a tokenizer without offsets.
 
     Raises:
@@ -321,14 +350,24 @@ _LETTER_BLANK = re.compile("[A-Za-z][ \u0120\u2581]")  # in texts, byte-level an
 _BETWEEN_WORDS = re.compile("[A-Za-z] (?=[A-Za-z])")
 
 
+class Cut(NamedTuple):
+    """One window of a document."""
+
+    start: int  # its first token, among those of the text without special ones
+    stop: int  # the token after its last one
+    length: int  # number of its ids, with special tokens
+    skipped: int  # of its ids from the second on, those at the beginning without a score: an earlier window has them
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The token ids of one document."""
 
-    ids: list[int]
+    ids: list[int]  # of its windows, one after the other
     truncated: bool
-    kept: int  # characters of the text that the ids cover
+    kept: int  # characters of the text that the ids cover; of several windows 0
     offsets: tuple[Span, ...] = ()  # of each token, in characters; only of `tokenize_rendered`
+    cuts: tuple[Cut, ...] = ()  # its windows; empty: the ids are one
 
 
 @dataclass(frozen=True, slots=True)

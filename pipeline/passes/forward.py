@@ -71,25 +71,34 @@ def restricted(statistics: TokenStatistics, keep: Sequence[Sequence[bool]]) -> T
         kept[row, : len(tokens)] = torch.tensor(tokens)
     kept = to_device(kept, statistics.mask.device) & statistics.mask
     order = torch.argsort((~kept).to(torch.int8), dim=1, stable=True)[:, : int(kept.sum(dim=1).max())]
-    mask = kept.gather(1, order)
+    return rearranged(statistics, kept.gather(1, order), lambda values: values.gather(1, order))
 
-    def moved(values: Tensor | None) -> Tensor | None:
-        return None if values is None else torch.where(mask, values.gather(1, order), torch.zeros_like(values[:, :1]))
 
-    def all_moved(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: part for name, value in values.items() if (part := moved(value)) is not None}
+def rearranged(statistics: TokenStatistics, mask: Tensor, moved: Callable[[Tensor], Tensor]) -> TokenStatistics:
+    """Statistics at other places.
 
-    log_prob = moved(statistics.log_prob)
-    assert log_prob is not None
+    Args:
+        statistics: statistics of a batch.
+        mask: bool, the mask of the result.
+        moved: returns the values of the result, from one table of statistics; those outside of the mask are not used.
+    """
+
+    def table(values: Tensor) -> Tensor:
+        there = moved(values)
+        return torch.where(mask, there, torch.zeros_like(there[:, :1]))
+
+    def optional(values: Tensor | None) -> Tensor | None:
+        return None if values is None else table(values)
+
     return TokenStatistics(
-        log_prob=log_prob,
+        log_prob=table(statistics.log_prob),
         mask=mask,
-        mean=moved(statistics.mean),
-        variance=moved(statistics.variance),
-        m_entropy=moved(statistics.m_entropy),
-        renyi=all_moved(statistics.renyi),
-        mod_renyi=all_moved(statistics.mod_renyi),
-        token=moved(statistics.token),
+        mean=optional(statistics.mean),
+        variance=optional(statistics.variance),
+        m_entropy=optional(statistics.m_entropy),
+        renyi={order: table(values) for order, values in statistics.renyi.items()},
+        mod_renyi={order: table(values) for order, values in statistics.mod_renyi.items()},
+        token=optional(statistics.token),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel
-from pipeline.passes.forward import TokenStatistics, forward, joined_statistics, to_device
+from pipeline.models.tokens import Cut
+from pipeline.passes.forward import TokenStatistics, forward, joined_statistics, rearranged, to_device
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.shared import (
     HeldPrefixes,
@@ -173,6 +175,71 @@ def behind_in_parts(
     joined = joined_statistics(measured)
     back = to_device(torch.tensor(order).argsort(), joined.mask.device)
     return TokenStatistics(joined.log_prob.index_select(0, back), joined.mask.index_select(0, back))
+
+
+Cuts = Sequence[Sequence[Cut]]
+"""The windows of each document of a batch; none: the document is one piece."""
+
+
+def windows_in_parts(
+    lm: LanguageModel,
+    ids: Sequence[Sequence[int]],
+    cuts: Cuts,
+    statistics: frozenset[str],
+    parts: PassSizes,
+    tokens: int,
+) -> TokenStatistics:
+    """`forward` of the windows of documents in parts of `tokens` padded tokens, and in halves if out of memory.
+
+    Args:
+        lm: the model.
+        ids: token ids of the windows of each document, one after the other.
+        cuts: the windows of each document.
+        statistics: as of `forward`.
+        parts: sizes of forward passes of this model.
+        tokens: maximum tokens of a part.
+
+    Returns:
+        The statistics of each document, those of its windows side by side (`side_by_side`).
+    """
+    if not any(cuts):
+        return joined_statistics(parts.run(lambda some: forward(lm, some, statistics), ids, [*map(len, ids)]))
+    pieces = [piece for one, windows in zip(ids, cuts, strict=True) for piece in _split(one, windows)]
+    work = parts.run(lambda some: forward(lm, some, statistics), pieces, [*map(len, pieces)], tokens)
+    return side_by_side(joined_statistics(work), ids, cuts)
+
+
+def _split(ids: Sequence[int], windows: Sequence[Cut]) -> list[Sequence[int]]:
+    """The ids of each window."""
+    ends = [0]
+    for window in windows:
+        ends.append(ends[-1] + window.length)
+    return [ids[start:stop] for start, stop in pairwise(ends)] if windows else [ids]
+
+
+def side_by_side(statistics: TokenStatistics, ids: Sequence[Sequence[int]], cuts: Cuts) -> TokenStatistics:
+    """The statistics of documents from those of their windows; a token in two windows has those of the earlier one.
+
+    Between two windows the mask is False at one place, so that what is computed of neighbouring tokens, such as moving
+    averages, stays inside a window.
+
+    Args:
+        statistics: of all windows, one row each, document by document.
+        ids: token ids of the windows of each document.
+        cuts: the windows of each document.
+    """
+    width = statistics.mask.shape[1]
+    rows, places = 0, []
+    for one, windows in zip(ids, cuts, strict=True):
+        joined: list[Tensor] = []
+        for length, skipped in [(cut.length, cut.skipped) for cut in windows] or [(len(one), 0)]:
+            joined += [torch.arange(rows * width + skipped, rows * width + length - 1), torch.tensor([-1])]
+            rows += 1
+        places.append(torch.cat(joined[:-1]))
+    table = torch.nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1)
+    table = to_device(table, statistics.mask.device)
+    mask, order = table >= 0, table.clamp_min(0)
+    return rearranged(statistics, mask, lambda values: values.flatten()[order])
 
 
 def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:

@@ -7,7 +7,7 @@ from functools import partial
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.kinds import Capability, InputKind, check_offered
+from pipeline.config.kinds import FROM_BEGINNING, IN_WINDOWS, Capability, InputKind, check_offered
 from pipeline.config.models import EndpointConfig, find_model_kind
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.detectors.base import Detector, retired_detector
@@ -74,6 +74,9 @@ def _check_settings(config: AuditConfig, kind: InputKind) -> None:
     for key, needs in NEEDS.items():
         if getattr(config, key) is not None:
             check_offered(key, needs, kind, lambda _: "leave it out")
+    if config.windows > 1:
+        for read in (kind, *map(find_model_kind, config.models)):
+            check_offered(f"windows: {config.windows}", [Capability.WINDOWS], read, lambda _: "leave it out")
 
 
 def _check_detector(config: AuditConfig, detector: Detector) -> None:
@@ -97,6 +100,8 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
         if model is not None:
             needs = needed_capabilities(detector, which)
             check_offered(f"detector {detector.column}", needs, find_model_kind(model), detectors_for)
+    way = IN_WINDOWS if config.windows > 1 else FROM_BEGINNING
+    check_offered(f"detector {detector.column}", needed_capabilities(detector), way, detectors_for)
 
 
 def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> None:

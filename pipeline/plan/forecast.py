@@ -50,7 +50,7 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
     everything = sum(measure_extent(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
-    texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens))
+    texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens * config.windows))
     tokens = round(total * texts * length)
     batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
     room = room_for(config.max_tokens, model.get("max_tokens"))

@@ -166,7 +166,8 @@ class ModelReport(Record):
         "as of an endpoint.",
     )
     fingerprint: str = Field(description="Short digest of all values that could change a score.")
-    max_tokens: int = Field(description="Maximum length of a text; longer texts are cut.")
+    max_tokens: int = Field(description="Maximum length of a text, or of each of its windows; longer texts are cut.")
+    windows: int = Field(1, description="Maximum number of windows of a text.")
     counted: Literal["tokens", "words"] = Field(description="Unit of that length.")
     fine_tuned: dict[str, str] = Field(description="Training documents of adapters of the fsd detector, by name.")
 

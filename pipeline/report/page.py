@@ -157,6 +157,7 @@ def _model(run: RunFacts) -> ModelReport:
         digest=digest if weights is not None and isinstance(digest, str) else None,
         fingerprint=hashlib.sha256(fingerprint.encode("utf-8", "surrogatepass")).hexdigest()[:16],
         max_tokens=run.manifest.config.max_tokens,
+        windows=run.manifest.config.windows,
         counted="words" if weights is None else "tokens",
         fine_tuned=fine_tuned_notes(run),
     )

@@ -170,3 +170,4 @@ class TokenSettings:
     texts: ScoredTexts
     model: ModelConfig
     device: str  # `Device.mark`
+    windows: tuple[int, int] | None = None  # maximum number for a document, and ids of each; None: its beginning

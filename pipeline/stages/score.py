@@ -29,18 +29,28 @@ from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.sharing import Adapters
 from pipeline.models.tokens import (
+    Cut,
     Tokens,
     check_same_tokens,
     count_words,
     open_tokenizer,
     plain_ids,
     repeated,
+    shared_tokens,
     tokenize,
     tokenizer_difference,
 )
+from pipeline.models.windows import check_room, tokenize_windows
 from pipeline.passes.forward import TokenStatistics, from_log_probs, in_one_copy, restricted, to_device
 from pipeline.passes.gradient import gradient_coverage
-from pipeline.passes.parts import PassSizes, behind_in_parts, forward_in_parts, gradients_in_parts, versions_in_parts
+from pipeline.passes.parts import (
+    PassSizes,
+    behind_in_parts,
+    forward_in_parts,
+    gradients_in_parts,
+    versions_in_parts,
+    windows_in_parts,
+)
 from pipeline.passes.shared import HeldPrefixes
 from pipeline.passes.statistics import text_read
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window
@@ -93,6 +103,7 @@ class ScoreSettings:
     sketch: str = SKETCH_KIND
     prefixes: Prefixes | None = None  # None if no detector reads one, or before they are drawn
     chat: ChatSettings | None = None  # None if the documents are no chats
+    windows: int | None = None  # maximum windows of a document; None: its beginning alone is read
 
 
 def score_schema(columns: Sequence[str]) -> pa.Schema:
@@ -143,11 +154,17 @@ class _Prepared:
     log_probs: Mapping[Pass, Sequence[float]]  # from an endpoint
     keep: Mapping[Pass, Sequence[bool]] | None = None  # scored tokens, from the second on; None: all
     places: Mapping[Prefix, int] = field(default_factory=dict)  # index of its document in each prefix
+    cuts: Sequence[Cut] = ()  # its windows; empty: its ids are one piece
 
 
-def same_token_pair(detectors: Sequence[Detector], token_ids: bool) -> str | None:
-    """The first detector that gives target and reference the same tokens; for token ids every such pair does."""
-    same = {d.column: d.same_tokens or (token_ids and any(p.model == "reference" for p in d.needs)) for d in detectors}
+def same_token_pair(detectors: Sequence[Detector], given: bool) -> str | None:
+    """The first detector that gives target and reference the same tokens; None without one.
+
+    Args:
+        detectors: the detectors.
+        given: whether both models always read the same tokens: of documents of token ids, or in windows.
+    """
+    same = {d.column: d.same_tokens or (given and any(p.model == "reference" for p in d.needs)) for d in detectors}
     return next((column for column, alike in same.items() if alike), None)
 
 
@@ -196,11 +213,12 @@ class Scorer:
         if any(p.model == "reference" for p in self.passes):
             assert isinstance(settings.reference_model, ModelConfig)
             self.models["reference"] = placement.open(open_model, settings.reference_model)
-        self.pair = same_token_pair(self.detectors, self.reads_ids)
+        self.pair = same_token_pair(self.detectors, self.reads_ids or settings.windows is not None)
         if self.pair is not None:
             assert settings.reference_model is not None
             names = (display_name(settings.model), display_name(settings.reference_model))
-            check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair, self.reads_ids)
+            shared = shared_tokens(self.reads_ids, settings.windows)
+            check_same_tokens(self.tokenizer, self.models["reference"].tokenizer, names, self.pair, shared)
         tokenizers = [lm.tokenizer for lm in self.models.values()]
         self.alike = len(tokenizers) == 2 and tokenizer_difference(*tokenizers) is None
         self.base = stage.fingerprint["model"]
@@ -226,7 +244,15 @@ class Scorer:
         device = "cuda" if placement.gpus else "cpu"
         self.batch_tokens = settings.batch_tokens
         self.batch_size = BatchSize(settings.batch_tokens, PADDING_TOKENS[device])
-        self.window = batch_window(settings.batch_tokens, device, self.max_tokens, self.draws)
+        self.windows = self._most_windows(settings.windows)
+        self.window = batch_window(settings.batch_tokens, device, self.max_tokens * self.windows, self.draws)
+
+    def _most_windows(self, given: int | None) -> int:
+        """The maximum number of windows of a document. Raises UserError if a window has no score."""
+        if given is None:
+            return 1
+        check_room(self.tokenizer, self.max_tokens)
+        return given
 
     def open(self, shard: Shard, store: Store, output: Output) -> Inputs:
         """The rows of the earlier stages; with the first shard, the adapters of the run."""
@@ -291,6 +317,7 @@ class Scorer:
                 },
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},
                 places=before,
+                cuts=tokens[index].cuts,
             )
             entries.append(Entry(replace(document, text="", chat=None), len(prepared.ids[FORWARD]), prepared))
         return entries
@@ -298,6 +325,8 @@ class Scorer:
     def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of documents, and the parts of their texts that the tokens cover."""
         texts = [document.text for document in documents]
+        if self.windows > 1:
+            return tokenize_windows(self.tokenizer, texts, self.max_tokens, self.windows)
         read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
         tokens = read(texts, self.max_tokens)
         return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
@@ -357,6 +386,9 @@ class Scorer:
                     statistics[needed] = behind_in_parts(
                         model, shots.ids, behind, self.batch_tokens, parts, self.held[needed]
                     )
+                elif self.windows > 1:
+                    cuts = [entry.cuts for entry in batch]
+                    statistics[needed] = windows_in_parts(model, ids, cuts, names, parts, self.batch_tokens)
                 else:
                     in_parts = versions_in_parts if versions else forward_in_parts
                     statistics[needed] = in_parts(model, ids, names, parts)

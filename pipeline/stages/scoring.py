@@ -19,7 +19,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Evidence, Pass
 from pipeline.detectors.camia import COPIES
 from pipeline.detectors.registry import DetectorChoice, needed_adapters, parse_detectors, plugin_code
-from pipeline.models.tokens import Tokens, check_same_tokens, open_tokenizer, repeated
+from pipeline.models.tokens import Tokens, check_same_tokens, open_tokenizer, repeated, shared_tokens
 from pipeline.passes.budget import Budget
 from pipeline.passes.forward import in_one_copy
 from pipeline.stages import SCORE_FOLDER, SCORING
@@ -59,6 +59,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
         wanted.prefixes,
         chat_settings(config, detectors) if config.corpus.has_chats else None,
+        config.windows if config.windows > 1 else None,
     )
     columns = [detector.column for detector in detectors]
     stage = wanted.stage(
@@ -100,13 +101,14 @@ def _gradient(entry: Mapping[str, Any]) -> float:
 
 def _check(config: AuditConfig) -> tuple[()]:
     """Check that the tokenizers of two models agree if a detector gives them the same tokens. Raises UserError."""
-    pair = same_token_pair(parse_detectors(config.detectors), config.corpus.has_ids)
+    pair = same_token_pair(parse_detectors(config.detectors), config.corpus.has_ids or config.windows > 1)
     if pair is not None:
         assert isinstance(config.model, ModelConfig)
         assert isinstance(config.reference_model, ModelConfig)
         models = (config.model, config.reference_model)
         first, second = map(open_tokenizer, models)
-        check_same_tokens(first, second, (models[0].shown, models[1].shown), pair, config.corpus.has_ids)
+        shared = shared_tokens(config.corpus.has_ids, config.windows)
+        check_same_tokens(first, second, (models[0].shown, models[1].shown), pair, shared)
     if config.corpus.has_chats:
         chat_settings(config, parse_detectors(config.detectors))
     return ()

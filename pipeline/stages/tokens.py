@@ -22,8 +22,9 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.likelihood import standardised
 from pipeline.models.load import open_model
 from pipeline.models.opened import embedding_rows, unknown_id
-from pipeline.models.tokens import split_into_pieces, tokenize
-from pipeline.passes.parts import PassSizes, forward_in_parts
+from pipeline.models.tokens import Tokens, split_into_pieces, tokenize
+from pipeline.models.windows import window_pieces, window_values
+from pipeline.passes.parts import PassSizes, windows_in_parts
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, Window, rows_schema
 from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, TokenSettings
 from pipeline.store.files import Store
@@ -44,6 +45,8 @@ class TokenReader:
         self.batch_size: BatchSize | None = None
         self.lm = placement.open(open_model, self.settings.model)
         self.ids = embedding_rows(self.lm.model)
+        limits = [self.settings.windows[1] if self.settings.windows is not None else 1, self.lm.max_tokens]
+        self.max_tokens = min(limit for limit in limits if limit is not None)
 
     def open(self, shard: Shard, store: Store, output: Output) -> dict[int, ScoredText]:
         """The documents of a shard to read, by row number."""
@@ -58,26 +61,34 @@ class TokenReader:
             if text_key(document.text) != scored.key:
                 output.refuse(document, Reason.MODEL_ERROR, GONE)
                 continue
-            (tokens,) = tokenize(self.lm.tokenizer, [document.text], scored.tokens)
+            tokens, pieces = self._tokenize(document.text, scored.tokens)
             problem = unknown_id(tokens.ids, self.ids)
             if len(tokens.ids) != scored.tokens:
                 problem = f"{len(tokens.ids)} tokens now, {scored.tokens} were scored"
             if problem is not None:
                 output.refuse(document, Reason.MODEL_ERROR, problem)
                 continue
-            pieces = split_into_pieces(self.lm.tokenizer, document.text, tokens.ids, tokens.kept)
-            entries.append(Entry(replace(document, text=""), len(tokens.ids), (scored.key, tokens.ids, pieces)))
+            pieces = pieces or split_into_pieces(self.lm.tokenizer, document.text, tokens.ids, tokens.kept)
+            entries.append(Entry(replace(document, text=""), len(tokens.ids), (scored.key, tokens, pieces)))
         return entries
+
+    def _tokenize(self, text: str, scored: int) -> tuple[Tokens, list[str]]:
+        """The tokens of a text, of which `scored` were scored, and the pieces of its windows."""
+        if self.settings.windows is not None:
+            return window_pieces(self.lm.tokenizer, text, self.max_tokens, self.settings.windows[0])
+        return tokenize(self.lm.tokenizer, [text], scored)[0], []
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Compute the results of the tokens of each document in a separate pass."""
         for entry in batch:
-            key, ids, pieces = entry.work
-            statistics = forward_in_parts(self.lm, [ids], STATISTICS, PassSizes())
+            key, tokens, pieces = entry.work
+            read, cuts = [tokens.ids], [tokens.cuts]
+            statistics = windows_in_parts(self.lm, read, cuts, STATISTICS, PassSizes(), self.max_tokens)
             with torch.inference_mode():
                 both = torch.cat([statistics.log_prob, standardised(statistics)]).tolist()
             log_prob, standard = (
-                [None, *(value if math.isfinite(value) else None for value in values)] for values in both
+                [value if value is None or math.isfinite(value) else None for value in window_values(tokens.cuts, one)]
+                for one in both
             )
             output.keep(entry.document, text_key=key, pieces=pieces, log_prob=log_prob, standardised=standard)
             output.tokens += entry.tokens

@@ -173,7 +173,9 @@ def test_documents_without_an_own_id_or_a_score_of_floats_are_one_line() -> None
 
 def scored_table(count: int, name: str, **columns: Any) -> pa.Table:
     ids = [f"{name}{number}" for number in range(count)]
-    return pa.table({"doc_id": ids, "loss": made_up(len(name), documents=count), "n_tokens": np.arange(count), **columns})
+    return pa.table(
+        {"doc_id": ids, "loss": made_up(len(name), documents=count), "n_tokens": np.arange(count), **columns}
+    )
 
 
 def test_columns_of_other_numbers_are_named_where_they_are_not_read() -> None:
