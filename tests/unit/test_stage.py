@@ -21,6 +21,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
 from pipeline.errors import UserError
+from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.unchanged import ModelDigests
 from pipeline.plan.description import build_config
 from pipeline.run.plan import make_plan
@@ -119,6 +120,8 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "prefixes": Prefixes({Prefix("unseen", 1): Shots(([1],), np.zeros((1, 128), np.uint8), 0.5)}),
         "plugins": PluginCode((), {"my_detectors.py": "other"}),
         "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
+        "chat": ChatSettings({"target": "other"}),
+        "windows": 2,
     }
     for stage in stages:
         for field in fields(stage.settings):
