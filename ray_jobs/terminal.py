@@ -170,8 +170,7 @@ def print_plan(facts: dict[str, Any]) -> None:
         from pipeline.answers.verdict_text import expected_text
 
         screen.lines(expected_text(expected))
-    if "window" in facts:
-        screen.lines(facts["window"])
+    screen.lines(*(facts[key] for key in ("window", "windows") if key in facts))
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:

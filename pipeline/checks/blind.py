@@ -13,7 +13,14 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
-from pipeline.checks.classifier import Shown, blind_result, classifier_input, count_compared, hold_out
+from pipeline.checks.classifier import (
+    Shown,
+    blind_result,
+    classifier_input,
+    count_compared,
+    hold_out,
+    hold_out_known,
+)
 from pipeline.checks.diagnostic import LEAST_SHARED, BlindDiagnostic
 from pipeline.checks.document_sample import DocumentSample, calibrating
 from pipeline.checks.held_out_auc import (
@@ -22,19 +29,23 @@ from pipeline.checks.held_out_auc import (
     TOLERANCE,
     Blind,
     Compared,
+    HeldOut,
     blocks_among,
     documents_to_decide,
 )
 from pipeline.checks.held_out_tail import TailTest, tail_test
-from pipeline.checks.words import CHARACTERS
+from pipeline.checks.words import CHARACTERS, read_words
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.kinds import Capability
+from pipeline.config.models import as_model_config
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.keys import Keys, keyed
 from pipeline.corpus.near_duplicates import near_families
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError
+from pipeline.models.tokens import open_tokenizer
+from pipeline.models.windows import count_windows
 from pipeline.run.conclusion import SelectionResult
 from pipeline.run.conclusion_text import ONLY_SCORES
 from pipeline.selection.guarantees import Outcome
@@ -44,6 +55,7 @@ SAMPLED_TEXTS = 5_000
 SAMPLED_SHARDS = 25
 
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
+OF_WINDOWED = "words and numbers of windows"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
 """The input of a classifier."""
 
@@ -59,7 +71,7 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
     Args:
         test: None where there were too few documents for one.
         role: the role whose documents calibrate.
-        by: the classifier's input, `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
+        by: the classifier's input, `WORDS`, `OF_WINDOWED`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
     """
     outcome = Outcome.INCONCLUSIVE if test is None else test.outcome
     decidable = test is None or (test.looked and not test.below)
@@ -98,10 +110,30 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     if not config.corpus.has_text:
         raise UserError(ONLY_SCORES)
     sample = draw_sample(shards, role, config.near_copies, texts)
-    held = hold_out(sample.shown, sample.compared, config.seed)
-    diagnostic = blind_diagnostic(None if held is None else blind_result(held), role, input_kind(shards, role))
+    held = _hold_out(sample, config)
+    by = OF_WINDOWED if config.windows > 1 else input_kind(shards, role)
+    diagnostic = blind_diagnostic(None if held is None else blind_result(held), role, by)
     tail = None if held is None else tail_test(held, sample.places)
     return BlindTest(**{**diagnostic.model_dump(), **count_compared(sample.compared)}, tail=tail)
+
+
+def _hold_out(sample: BlindSample, config: AuditConfig) -> HeldOut | None:
+    """Held-out scores of a sample; with several windows their number for each text is a feature beside its words."""
+    if config.windows == 1 or not sample.compared.enough:
+        return hold_out(sample.shown, sample.compared, config.seed)
+    texts = [text for text in sample.shown if isinstance(text, str)]
+    counts = np.array(windows_of_texts(config, texts))
+    known = read_words(texts).with_feature(counts / config.windows)
+    return hold_out_known(known, sample.compared, config.seed)
+
+
+def windows_of_texts(config: AuditConfig, texts: Sequence[str]) -> list[int]:
+    """The number of windows of each text, by the audited model's tokenizer and `max_tokens` of the configuration.
+
+    Raises:
+        UserError: a file of the tokenizer is missing or damaged.
+    """
+    return count_windows(open_tokenizer(as_model_config(config.model)), texts, config.max_tokens, config.windows)
 
 
 def blind_tests_of_sample(sample: DocumentSample) -> dict[Role, BlindTest]:

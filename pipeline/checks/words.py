@@ -138,6 +138,13 @@ class Words:
         """The words of some documents, by a bool mask or positions."""
         return Words(self.features[chosen], self.hashes[chosen])
 
+    def with_feature(self, values: np.ndarray) -> Words:
+        """The same documents with one more feature: float, (documents,), in [0, 1]."""
+        from scipy.sparse import csr_matrix, hstack
+
+        column = csr_matrix(np.asarray(values, dtype=np.float32)[:, None])
+        return Words(hstack([self.features, column], "csr", dtype=np.float32), self.hashes)
+
     @property
     def shared(self) -> float:
         """Median number of distinct tokens of two characters or more that another of these documents has.

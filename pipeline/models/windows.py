@@ -19,6 +19,12 @@ from pipeline.models.tokens import PROBE, Cut, Tokens, decoded_spans, plain_ids,
 CALL_CHARACTERS = 1 << 20
 """Characters of the texts that one call of a tokenizer reads, which limits the memory; a text is never divided."""
 
+BEGINNING = 8
+"""Characters of a token of the beginning of a text that is tokenized to count its windows."""
+
+SPARE_TOKENS = 64
+"""Tokens by which the cut of a beginning changes the number of those before it at most."""
+
 GAP = " [...] "
 """Stands in the shown tokens for the part of a text between two windows that do not touch."""
 
@@ -73,6 +79,31 @@ def window_starts(tokens: int, room: int, most: int) -> list[int]:
     """
     count = min(most, -(-tokens // room))
     return [0] if count <= 1 else [i * (tokens - room) // (count - 1) for i in range(count)]
+
+
+def count_windows(tokenizer: Any, texts: Sequence[str], max_tokens: int, most: int) -> list[int]:
+    """The number of windows of each text.
+
+    Of a long text the beginning is tokenized, if it has clearly more tokens than `most` - 1 windows hold.
+
+    Args:
+        tokenizer: tokenizer of a transformers model.
+        texts: the texts.
+        max_tokens: as in `tokenize_windows`.
+        most: as in `tokenize_windows`.
+    """
+    special = special_tokens(tokenizer)
+    outside, room = len(special.before) + len(special.after), special.room(max_tokens)
+    enough, characters = (most - 1) * room + SPARE_TOKENS, BEGINNING * most * max_tokens
+
+    def counted(some: Sequence[str]) -> list[int]:
+        return [len(encoded.ids) - outside for _, encoded in _encode(tokenizer, some)]
+
+    counts = counted([text[:characters] for text in texts])
+    unclear = [i for i, text in enumerate(texts) if len(text) > characters and counts[i] < enough]
+    for place, count in zip(unclear, counted([texts[i] for i in unclear]), strict=True):
+        counts[place] = count
+    return [len(window_starts(count, room, most)) for count in counts]
 
 
 @dataclass(frozen=True, slots=True)

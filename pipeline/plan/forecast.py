@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pipeline.checks.blind import sample_documents, windows_of_texts
 from pipeline.checks.dependence_plan import read_blocks
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
@@ -25,6 +26,7 @@ from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, request_sizes
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
+DIFFERENT = 0.01  # p-value of the numbers of windows of two roles up to which a plan warns
 TRAINING_COST = 3  # cost of a document and epoch, in forward passes
 
 
@@ -78,6 +80,7 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         "estimated_from": None if seconds is None else MATRIX_PRODUCT,
         "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
+        **({"windows": compare_windows(plan)} if config.windows > 1 else {}),
     }
 
 
@@ -164,3 +167,23 @@ def rows_that_fit(window: int, average: float, most: int) -> str:
         return line
     fit = int(most / average)
     return f"warning: {line}, " + (f"so that window: {fit} fits" if fit > 1 else "so that no two rows fit")
+
+
+def compare_windows(plan: Plan) -> str:
+    """States the mean number of windows in each role, over some of its documents, and whether they differ."""
+    from scipy.stats import mannwhitneyu
+
+    counts: dict[str, list[int]] = {}
+    for role, _ in plan.config.corpus.roles():
+        drawn = sample_documents([shard for shard in plan.shards if shard.role == role], SAMPLED)
+        counts[role] = windows_of_texts(plan.config, [document.text for _, document in drawn])
+    means = ", ".join(f"{role} {fmean(some):.1f}" for role, some in counts.items() if some)
+    known = [some for role, some in counts.items() if role != "audit" and some]
+    audited = counts.get("audit") or []
+    line = f"windows: of at most {plan.config.windows} a document has on average: {means}"
+    if not audited or all(mannwhitneyu(audited, some).pvalue > DIFFERENT for some in known):
+        return line
+    return (
+        f"warning: {line}; the roles differ, and so may their scores without any membership: take known documents of "
+        "the length of the audited ones"
+    )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import random
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given
@@ -15,18 +22,31 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from benchmarks.small_model import WORDS
+from pipeline.checks.blind import blind_test
+from pipeline.config.audit import AuditConfig
 from pipeline.detectors.likelihood import moving_average
 from pipeline.errors import UserError
 from pipeline.models.tokens import plain_ids, tokenize
 from pipeline.models.windows import (
     GAP,
     check_room,
+    count_windows,
     special_tokens,
     tokenize_windows,
     window_pieces,
     window_starts,
     window_values,
 )
+from pipeline.plan.description import build_config, load_config
+from pipeline.plan.forecast import compare_windows
+from pipeline.plan.stage_plan import build_stages
+from pipeline.run.plan import make_plan
+from pipeline.selection.guarantees import Outcome
+from pipeline.stages.local import finish_shards
+from pipeline.store.files import Store
+from pipeline.store.receipts import Receipt, read_receipt
+from tests.helpers.commands import in_a_process
+from tests.helpers.made_up import write_corpus
 
 TEXT = " ".join(f"{WORDS[i % len(WORDS)]} été 数据" for i in range(60))
 TEMPLATES = {"bare": "$A", "begins": "<s> $A", "ends": "<s> $A </s>", "begins twice": "<s> <s> $A"}
@@ -131,7 +151,91 @@ def test_a_window_without_a_score_is_refused(tokenizer: Any) -> None:
 def test_what_windows_cannot_do_is_refused_in_one_line(
     changes: dict[str, Any], part: str, make_audit: Callable[..., Path]
 ) -> None:
-    from pipeline.plan.description import load_config
-
     with pytest.raises(UserError, match=part):
         load_config(str(make_audit(**{"audit": 3, "unseen": 3, "windows": 4, **changes})))
+
+
+def long_texts(role: str, lengths: Sequence[int]) -> list[str]:
+    """Texts of some numbers of words, which are those of every role."""
+    draws = [np.random.default_rng([len(role), number]) for number in range(len(lengths))]
+    return [
+        " ".join(WORDS[i] for i in draw.integers(len(WORDS), size=length))
+        for draw, length in zip(draws, lengths, strict=True)
+    ]
+
+
+def config_of(folder: Path, model: Path, lengths: Mapping[str, Sequence[int]], **settings: Any) -> AuditConfig:
+    corpus = write_corpus(folder, {role: long_texts(role, some) for role, some in lengths.items()})
+    given = {"max_tokens": 16, "windows": 3, "detectors": ["loss", {"min_k_plus_plus": {"window": 2}}], **settings}
+    return build_config({"run": str(folder / "run"), "model": {"path": str(model)}, "corpus": corpus, **given})
+
+
+LENGTHS = {"audit": [4 + 3 * i for i in range(30)], "unseen": [5 + 3 * i for i in range(30)]}
+
+
+def scored_files(config: AuditConfig, workers: int, url: str, most: int | None = None) -> dict[str, bytes]:
+    """Shard -> the bytes of its scores; `most`: the process is killed behind so many shards."""
+    shards, store = make_plan(config).shards, Store(url)
+    (stage,) = build_stages(config, shards).stages
+    missing = [shard for shard in shards if read_receipt(store, stage.name, shard.id) is None]
+    for number, _ in enumerate(e for e in finish_shards(stage, missing, store, workers) if isinstance(e, Receipt)):
+        if number + 1 == most:
+            os.kill(os.getpid(), signal.SIGKILL)
+    receipts = {shard.id: read_receipt(store, stage.name, shard.id) for shard in shards}
+    return {shard: Path(url, receipt.data).read_bytes() for shard, receipt in receipts.items() if receipt is not None}
+
+
+def test_bytes_do_not_depend_on_workers_or_a_kill(tmp_path: Path, tiny_model_folder: Path) -> None:
+    resources = {"shard_bytes": 300, "batch_tokens": 40}
+    config = config_of(tmp_path, tiny_model_folder, LENGTHS, resources=resources)
+    alone = scored_files(config, 1, str(tmp_path / "alone"))
+    assert len(alone) > 6
+    assert scored_files(config, 3, str(tmp_path / "several")) == alone
+    killed = str(tmp_path / "killed")
+    assert in_a_process(lambda: scored_files(config, 2, killed, most=3)) == -signal.SIGKILL
+    assert 3 <= len(list(Path(killed, "receipts/score").glob("*.json"))) < len(alone)
+    assert scored_files(config, 2, killed) == alone
+
+
+def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, tiny_model_folder: Path) -> None:
+    tables = []
+    for tokens in random.Random(0).sample([1, 17, 40, 90, 300, 5000], 6):
+        config = config_of(tmp_path, tiny_model_folder, LENGTHS, resources={"batch_tokens": tokens})
+        shards, store = make_plan(config).shards, Store(str(tmp_path / f"run{tokens}"))
+        (stage,) = build_stages(config, shards).stages
+        done = [event for event in finish_shards(stage, shards, store, 1) if isinstance(event, Receipt)]
+        rows = pa.concat_tables([store.read_table(one.data) for one in done]).to_pylist()
+        tables.append(
+            [[row["loss"], row["min_k_plus_plus(window=2)"]] for row in sorted(rows, key=itemgetter("doc_id"))]
+        )
+        assert max(row["n_tokens"] for row in rows) == 48
+    assert np.array(tables) == pytest.approx(np.array([tables[0]] * 6), abs=1e-5)
+
+
+def test_windows_are_counted_without_the_end_of_a_book(tokenizer: Any) -> None:
+    texts = [*long_texts("audit", [1, 5, 9, 20, 40, 61, 90, 300]), "x" * 3000]
+    for most in (2, 3, 7):
+        read, _ = tokenize_windows(tokenizer, texts, 20, most)
+        assert count_windows(tokenizer, texts, 20, most) == [max(1, len(one.cuts)) for one in read]
+
+
+def test_the_blind_test_reads_the_number_of_windows(tmp_path: Path, tiny_model_folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    lengths = {role: draw.integers(14, 20, 80).tolist() for role in ("audit", "unseen")}
+    lengths["audit"] = [48 + length for length in lengths["audit"]]
+    config = config_of(tmp_path, tiny_model_folder, lengths)
+    shards = make_plan(config).shards
+    told, untold = (blind_test(shards, "unseen", config.model_copy(update={"windows": most})) for most in (3, 1))
+    assert told.auc is not None
+    assert untold.auc is not None
+    assert told.auc > max(0.99, untold.auc)
+    assert told.outcome == Outcome.FAILED
+    line = compare_windows(make_plan(config))
+    assert re.match(r"warning: windows: .* audit [\d.]+, unseen [\d.]+; the roles differ", line)
+
+
+def test_a_plan_states_numbers_of_windows_without_a_warning_where_they_are_alike(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    config = config_of(tmp_path, tiny_model_folder, LENGTHS)
+    assert compare_windows(make_plan(config)).startswith("windows: of at most 3 a document has on average: audit 2.")
