@@ -38,8 +38,15 @@ from pipeline.models.checkpoints import (
 )
 from pipeline.models.devices import BUILDING, quieten
 from pipeline.models.gguf_cache import Opened, is_small, unpacked, unpacked_settings
-from pipeline.models.merging import NotMergedError, adapter_tokens, keep_beside, merge
-from pipeline.models.model_files import adapter_files, file_digest, linked
+from pipeline.models.merging import (
+    NotMergedError,
+    adapter_tokens,
+    keep_beside,
+    merge,
+    refuse_by_settings,
+    refuse_other_tokens,
+)
+from pipeline.models.model_files import ADAPTER_CONFIG, adapter_files, file_digest, linked
 from pipeline.models.opened import LanguageModel, Seq2SeqModel, add_left_out_tail, use_fused_attention
 from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
@@ -66,8 +73,13 @@ def open_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
     """
     opened = _open(config, gpus, "causal")
     assert isinstance(opened, LanguageModel)
-    check_causal(opened, config.shown)
+    check_causal(opened, _shown(config))
     return opened
+
+
+def _shown(config: ModelConfig) -> str:
+    """A model and its adapter, for errors about both."""
+    return config.shown if config.adapter is None else f"{config.shown} with adapter {config.adapter_shown}"
 
 
 def open_picture_model(config: ModelConfig, *, gpus: float = 0) -> LanguageModel:
@@ -167,7 +179,7 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
     family = model_family(loaded, kind)
     tokenizer = load_tokenizer(config, files)
     if config.adapter is not None:
-        check_adapter(config, family.task)
+        _adapter_folder(config, family)
     if config.quantization is not None:
         _quantization(config, dtype_name(config, source, loaded))
     if kind == "pictures":
@@ -181,6 +193,8 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
             empty = _built_empty(config, loaded, kind)
     if empty is not None:
         _check_built(config, source, empty)
+        if config.adapter is not None:
+            _adapter_folder(config, family, empty)
         if not _is_packed(source, empty):
             _check_shapes(config, source, empty)
         if kind != "pictures" and family is not SEQ2SEQ:
@@ -399,11 +413,25 @@ def _quantization(config: ModelConfig, dtype: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
+def _adapter_folder(config: ModelConfig, family: ModelFamily, model: Any | None = None) -> Path:
+    """The folder of the configured adapter, checked; with a model, perhaps without weights, its tokens are too.
+
+    Raises:
+        UserError: as `check_adapter`, `refuse_by_settings` and `refuse_other_tokens`.
+    """
+    folder, shown = check_adapter(config, family.task), config.adapter_shown or ""
+    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    refuse_by_settings(settings, shown)
+    if model is not None:
+        refuse_other_tokens(model, settings, stored_weights(linked(adapter_files(folder, shown))), folder, shown)
+    return folder
+
+
 def _load_with_adapter(config: ModelConfig, load: Callable[[], Opened], kind: Kind) -> Opened:
     """Load a model with its adapter, merged into the weights where this gives the logits of the adapter."""
     model, tokenizer = load()
     family = model_family(model.config, kind)
-    folder = check_adapter(config, family.task)
+    folder = _adapter_folder(config, family, model)
     with in_one_line(config, f"adapter {config.adapter_shown}"):
         adapted = load_adapter(model, folder, config.shown).eval()
         read = partial(_logits_of_probe, tokenizer, adapted.active_peft_config, family)

@@ -2,8 +2,11 @@
 
 peft adds the update of a layer to its weight in place. Where two modules share a weight (an output layer tied to the
 embedding, layers that `layer_replication` repeats), the update of one would move the other: each merged layer gets a
-weight of its own first. The logits of a short text before and after the merge must then agree. In half precision, in
-which merged weights are rounded, each layer is compared in float32 instead.
+weight of its own first. The logits of a short text before and after the merge must then agree.
+
+In half precision each layer is merged and compared in float32, and its weights are rounded at random, up or down in
+proportion to the distance. Rounding to the nearest number leaves most weights as they were where an update is small: it
+would shrink the update, which is what an audit looks for. The random numbers depend on the name of the layer alone.
 
 An adapter that cannot be merged so, or whose base is quantized, stays beside the weights, as peft computes it.
 """
@@ -11,16 +14,22 @@ An adapter that cannot be merged so, or whose base is quantized, stays beside th
 from __future__ import annotations
 
 import copy
+import json
 import logging
+import warnings
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, error_line
 from pipeline.models.copies import is_exact
+from pipeline.models.opened import embedding_rows
 from pipeline.models.probe import largest_difference, rounding_error
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
@@ -28,6 +37,9 @@ _log = logging.getLogger(__name__)
 _TOKENS = 8  # of each setting
 _ROWS = 4  # random inputs of a layer
 _REASON_CHARACTERS = 200
+
+Stored = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Names of weights -> their dtype and shape in a file."""
 
 Read = Callable[[Any], "Tensor | None"]
 """A model -> its logits of a short text, float32 on the CPU; None: it reads no text without a picture."""
@@ -61,10 +73,14 @@ def merge(adapted: Any, read: Read) -> Any:
     expected = read(adapted)  # of any type: the first pass of RWKV rescales weights, which must not happen to a sum
     exact = expected is not None and is_exact(adapted)
     _give_own_weights(adapted)
-    if not exact:
-        _check_layers(adapted)
     try:
-        merged = adapted.merge_and_unload()
+        if not exact:
+            _merge_layers(adapted)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that are merged already
+            merged = adapted.merge_and_unload()
+    except NotMergedError:
+        raise
     except Exception as error:  # of methods that peft cannot merge
         raise NotMergedError(f"cannot be merged: {error_line(error, _REASON_CHARACTERS).rstrip('. ')}") from error
     if exact and (moved := _moved(read(merged), expected)) > 0:
@@ -94,15 +110,94 @@ def keep_beside(adapted: Any, read: Read, shown: str) -> Any:
         UserError: the adapter changes more than layers, such as the tokens that the model reads.
     """
     method, model = adapted.active_peft_config.peft_type, adapted.get_base_model()
-    refused = f"adapter {shown}: a {getattr(method, 'value', method)} adapter can be neither merged nor kept beside"
-    settings = adapted.active_peft_config
-    if getattr(settings, "alora_invocation_tokens", None):
-        raise UserError(f"{refused} the weights: it is for the text behind its invocation tokens alone")
-    if getattr(settings, "is_prompt_learning", False) or _moved(read(model), read(adapted)) > 0:
+    refused = _refused(getattr(method, "value", method), shown)
+    if _moved(read(model), read(adapted)) > 0:
         raise UserError(f"{refused} the weights of {type(model).__name__}: it changes more than their layers")
     if not is_exact(model) and (place := _depends_on_batch(model)) is not None:
         raise UserError(f"{refused} the weights: the outputs of {place} for a text depend on the texts beside it")
     return model
+
+
+def refuse_by_settings(settings: Mapping[str, Any], shown: str) -> None:
+    """Refuse an adapter that changes more than layers by its settings, before weights are read.
+
+    Args:
+        settings: content of adapter_config.json.
+        shown: the adapter, for the error.
+
+    Raises:
+        UserError: it puts tokens of its own before a text, or is for a part of a text or for tasks with numbers.
+    """
+    from peft import PromptLearningConfig
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    method = str(settings.get("peft_type"))
+    kind = next((kind for name, kind in PEFT_TYPE_TO_CONFIG_MAPPING.items() if name.value == method), None)
+    reasons = {
+        "it puts tokens of its own before a text": kind is not None and issubclass(kind, PromptLearningConfig),
+        "it is for the text behind its invocation tokens alone": bool(settings.get("alora_invocation_tokens")),
+        "it needs the number of a task for each text": method == "POLY",
+    }
+    if reason := next((reason for reason, holds in reasons.items() if holds), None):
+        raise UserError(f"{_refused(method, shown)} the weights: {reason}")
+
+
+def _refused(method: str, shown: str) -> str:
+    return f"adapter {shown}: a {method} adapter can be neither merged nor kept beside"
+
+
+def refuse_other_tokens(model: Any, settings: Mapping[str, Any], stored: Stored, folder: Path, shown: str) -> None:
+    """Refuse an adapter that was trained with other tokens than its base has, as with added ones.
+
+    Args:
+        model: base; its weights are not read.
+        settings: content of adapter_config.json.
+        stored: its weights.
+        folder: its folder, with its tokenizer, if it has one.
+        shown: the adapter, for the error.
+
+    Raises:
+        UserError: its weights are for another number of tokens, or it names or brings tokens beyond those of the base.
+    """
+    rows = embedding_rows(model)
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    places = [name for name, module in model.named_modules() if any(module is table for table in tables)]
+    sizes = set()
+    for name, (_, shape) in stored.items():
+        for place in places:
+            before, _, part = name.rpartition(f".{place}.")
+            if before and len(shape) == 2 and part in _BY_TOKEN:
+                sizes.add(shape[_BY_TOKEN[part]])
+    tokens = max([*(size for size in sizes if size != rows), 0])
+    beyond = max([_tokens_beside(folder), *(1 + token for token in _named_tokens(settings))])
+    tokens = tokens or (beyond if beyond > rows else rows)
+    if tokens != rows:
+        raise UserError(
+            f"adapter {shown} has {tokens:,} tokens, and its base {rows:,}: add its tokens to the base, merge both "
+            "with peft, and set path to the merged model"
+        )
+
+
+_BY_TOKEN = {"weight": 0, "base_layer.weight": 0, "lora_B.weight": 0, "lora_embedding_A": 1}
+"""Parts of an adapter of an embedding or of a head -> the dimension with an entry for each token."""
+
+
+def _tokens_beside(folder: Path) -> int:
+    """Number of tokens of the tokenizer beside an adapter; 0 without one, or where it cannot be read."""
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        added = [int(token["id"]) + 1 for token in content["added_tokens"]]
+        return max([len(content["model"]["vocab"]), *added])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return 0
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> Iterator[int]:
+    """Token ids that the settings of an adapter name."""
+    for name in ("trainable_token_indices", "token_indices"):
+        value = settings.get(name) or []
+        for some in value.values() if isinstance(value, Mapping) else [value]:
+            yield from (token for token in some if isinstance(token, int))
 
 
 def adapter_tokens(settings: Any) -> list[int]:
@@ -149,16 +244,18 @@ def _give_own_weights(adapted: Any) -> None:
                 base._parameters[name] = torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
-def _check_layers(adapted: Any) -> None:
-    """Compare each linear layer and each embedding with its merged copy in float32, one at a time.
+def _merge_layers(adapted: Any) -> None:
+    """Merge each linear layer and each embedding in float32, one at a time, and round its weights at random.
+
+    Others are left to peft.
 
     Raises:
-        NotMergedError: they differ; the message names the layer.
+        NotMergedError: a merged layer has other outputs; the message names it.
     """
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
+    with torch.no_grad():
         for name, layer in _tuner_layers(adapted):
             inputs = _inputs(layer.get_base_layer(), generator)
             if inputs is None:
@@ -172,6 +269,39 @@ def _check_layers(adapted: Any) -> None:
                 continue
             if (moved := largest_difference(merged, expected)) > rounding_error(expected):
                 raise NotMergedError(f"moves the outputs of {name} by {moved:.2g} when it is merged")
+            layer.merge()
+            draws = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            exact = one.get_base_layer()._parameters
+            for key, weight in layer.get_base_layer()._parameters.items():
+                if weight is not None:
+                    weight.copy_(rounded_at_random(exact[key], weight.dtype, draws))
+
+
+_DROPPED = {"torch.bfloat16": 16, "torch.float16": 13}
+"""Bits of a float32 that a type in half precision has not."""
+
+_PIECE = 1 << 24  # weights that are rounded at a time
+
+
+def rounded_at_random(values: Tensor, dtype: torch.dtype, generator: Any) -> Tensor:
+    """Values in half precision, rounded up or down so that their mean is the value; a value of the type stays.
+
+    Args:
+        values: float32.
+        dtype: type of the result; one that is not in half precision only converts.
+        generator: generator of torch on the CPU, so that a GPU rounds in the same way.
+    """
+    import torch
+
+    dropped = _DROPPED.get(str(dtype))
+    if dropped is None:
+        return values.to(dtype)
+    bits = values.detach().float().contiguous().view(torch.int32).flatten().clone()
+    for piece in bits.split(_PIECE):
+        drawn = torch.randint(0, 1 << dropped, piece.shape, dtype=torch.int32, generator=generator)
+        piece += drawn.to(piece.device)
+        piece &= -(1 << dropped)
+    return bits.view(torch.float32).view(values.shape).to(dtype)
 
 
 def _depends_on_batch(model: Any) -> str | None:

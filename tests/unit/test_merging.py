@@ -14,13 +14,15 @@ import pytest
 import torch
 import transformers
 from architectures import GPT2, LLAMA
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.devices import give_back
-from pipeline.models.load import fingerprint_model, open_model
+from pipeline.models.load import check_model, fingerprint_model, open_model
+from pipeline.models.merging import rounded_at_random
 from pipeline.models.opened import LanguageModel
 from pipeline.models.probe import is_exact, rounding_error
 from pipeline.models.sharing import Adapters
@@ -82,10 +84,33 @@ MERGED: dict[str, tuple[str, Callable[[], Any]]] = {
     "BOFT": ("tied", other("BOFT", boft_block_size=4, init_weights=False)),
     "VeRA": ("tied", other("Vera", r=4, init_weights=False)),
     "HRA": ("tied", other("HRA", r=4, init_weights=False)),
+    "AdaMSS": ("tied", other("Adamss")),
+    "C3A": ("tied", other("C3A", block_size=8)),
+    "DEFT": ("tied", other("Deft")),
+    "DeLoRA": ("tied", other("Delora", r=4)),
+    "FourierFT": ("tied", other("FourierFT", n_frequency=20)),
+    "FRoD": ("tied", other("Frod")),
+    "GLoRA": ("tied", other("Glora", r=4)),
+    "GraLoRA": ("tied", other("Gralora", r=4, gralora_k=2)),
+    "HiRA": ("tied", other("Hira", r=4)),
+    "MiSS": ("tied", other("Miss", r=4)),
+    "OSF": ("tied", other("OSF")),
+    "PEANuT": ("tied", other("Peanut")),
+    "PSOFT": ("tied", other("Psoft", r=4)),
+    "PVeRA": ("tied", other("Pvera", r=4)),
+    "RandLoRA": ("tied", other("RandLora", r=4)),
+    "RoAd": ("tied", other("Road", group_size=8)),
+    "SHiRA": ("tied", other("Shira", r=4)),
+    "super tuning": ("tied", other("Supertuning")),
+    "TinyLoRA": ("tied", other("TinyLora")),
+    "Uni-LoRA": ("tied", other("UniLora")),
+    "VB-LoRA": ("tied", other("VBLoRA", num_vectors=16, vector_length=8)),
+    "WaveFT": ("tied", other("WaveFT", n_frequency=20)),
     "norms": ("tied", other("LNTuning", target_modules=["input_layernorm", "norm"])),
 }  # fmt: skip
 BESIDE: dict[str, tuple[str, Callable[[], Any]]] = {
     "a bias that the layer lacks": ("tied", lambda: lora(lora_bias=True)),
+    "BEFT": ("tied", other("Beft")),
     "layers of attention": ("tied", lambda: peft.AdaptionPromptConfig(
         task_type="CAUSAL_LM", adapter_len=4, adapter_layers=2
     )),
@@ -96,6 +121,14 @@ REFUSED: dict[str, tuple[str, Callable[[], Any]]] = {
         task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16
     )),
     "PREFIX_TUNING": ("tied", lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "CPT": ("tied", lambda: peft.CPTConfig(
+        task_type="CAUSAL_LM", cpt_token_ids=[1, 2], cpt_mask=[1, 1], cpt_tokens_type_mask=[1, 1]
+    )),
+    "CARTRIDGE": ("tied", lambda: peft.CartridgeConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)),
+    "MULTITASK_PROMPT_TUNING": ("tied", lambda: peft.MultitaskPromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=4, num_tasks=2
+    )),
+    "POLY": ("tied", other("Poly", r=4)),
     "LORA": ("tied", lambda: lora(alora_invocation_tokens=[5, 6])),
 }  # fmt: skip
 ALL = {**MERGED, **BESIDE, **REFUSED}
@@ -182,6 +215,55 @@ def test_in_half_precision_a_merge_rounds_weights_and_does_no_more(
     assert moved(logits(lm), of_peft(config, torch.bfloat16)[1]) < ROUNDED
 
 
+SHARE = 20
+"""Distance of two numbers in half precision, in updates of a weight."""
+
+
+def distances(values: Tensor, bits: int) -> Tensor:
+    """Distance from values to the next number with so many bits behind the first."""
+    return torch.exp2(values.float().abs().log2().floor() - bits)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 7), (torch.float16, 10)])
+def test_rounding_at_random_keeps_the_mean_of_a_small_update(dtype: torch.dtype, bits: int) -> None:
+    """Each draw is 1 in SHARE times SHARE updates, else 0: a mean of 1 with a variance of SHARE - 1."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(200_000, generator=generator).to(dtype)
+    update = distances(base, bits) / SHARE * torch.randn(base.shape, generator=generator).sign()
+    exact = base.float() + update
+    assert (exact.to(dtype) == base).float().mean() > 0.95, "rounding to the nearest loses it"
+    rounded = rounded_at_random(exact, dtype, generator)
+    kept = ((rounded.float() - base.float()) / update).mean()
+    assert abs(float(kept) - 1) < 5 * (SHARE / len(base)) ** 0.5
+    assert torch.equal(rounded_at_random(base.float(), dtype, generator), base)
+    assert torch.equal(rounded_at_random(exact, torch.float32, generator), exact)
+
+
+def test_a_small_update_survives_a_merge_in_half_precision(saved: Callable[[str], ModelConfig]) -> None:
+    config = saved("LoRA").model_copy(update={"dtype": "bfloat16"})
+    plain = open_model(config.model_copy(update={"adapter": None})).model.state_dict()
+    file = Path(config.adapter or "") / "adapter_model.safetensors"
+    weights = load_file(file)
+    a, b = (next(weights[name] for name in sorted(weights) if part in name) for part in ("lora_A", "lora_B"))
+    layer = next(plain[name] for name in sorted(plain) if "down_proj" in name)
+    factor = float(distances(layer, 7).mean() / SHARE / (2 * b @ a).abs().mean())
+    save_file({name: value * factor if "lora_B" in name else value for name, value in weights.items()}, file)
+    merged = [open_model(config).model.state_dict() for _ in range(2)]
+    products, squares, variance, nearest = 0.0, 0.0, 0.0, 0.0
+    for name, value in plain.items():
+        assert torch.equal(merged[0][name], merged[1][name]), "the random numbers are those of the layer's name"
+        prefix = f"base_model.model.{name.removesuffix('weight')}"
+        if f"{prefix}lora_A.weight" in weights:
+            update = 2 * factor * weights[f"{prefix}lora_B.weight"] @ weights[f"{prefix}lora_A.weight"]
+            products += float(((merged[0][name].float() - value.float()) * update).sum())
+            nearest += float((((value.float() + update).to(torch.bfloat16).float() - value.float()) * update).sum())
+            squares += float(update.square().sum())
+            variance += float((update.square() * update.abs() * 2 * distances(value, 7)).sum())
+    assert abs(products / squares - 1) < 5 * variance**0.5 / squares
+    assert 5 * variance**0.5 / squares < 0.5
+    assert nearest / squares < 0.5, "rounding to the nearest loses it"
+
+
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_adapter_without_a_merged_form_stays_beside_the_weights(
@@ -245,13 +327,55 @@ def test_a_merge_that_moves_logits_is_undone(
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_adapter_that_changes_more_than_layers_is_refused_by_name(
-    case: str, dtype: str, saved: Callable[[str], ModelConfig]
+    case: str, saved: Callable[[str], ModelConfig]
 ) -> None:
-    config = saved(case).model_copy(update={"dtype": dtype})
-    line = user_error(open_model, config)
+    config = saved(case)
+    line = user_error(check_model, config)
+    assert line == user_error(open_model, config)
     assert line.startswith(f"adapter {config.adapter}: a {case} adapter can be neither merged nor kept beside the weig")
+
+
+def adapter_of_more_tokens(config: ModelConfig, settings: peft.LoraConfig, tokens: int) -> None:
+    """As a training leaves it that has resized the embedding."""
+    model = AutoModelForCausalLM.from_pretrained(config.path)
+    model.resize_token_embeddings(tokens)
+    adapted = peft.get_peft_model(model, settings)
+    adapted.save_pretrained(config.adapter or "", save_embedding_layers=bool(settings.modules_to_save))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"modules_to_save": SAVED},
+        {"modules_to_save": ["lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["lm_head"]},
+        {"trainable_token_indices": [3, 99]},
+        {},
+    ],
+    ids=str,
+)
+def test_an_adapter_with_added_tokens_is_refused_by_both_numbers(
+    settings: dict[str, Any], saved: Callable[[str], ModelConfig]
+) -> None:
+    """Also where only the tokenizer beside it has them. As many tokens as the base has are no fault."""
+    config = saved("LoRA")
+    rows = AutoModelForCausalLM.from_pretrained(config.path).config.vocab_size
+    if 99 in settings.get("trainable_token_indices", ()):
+        settings = {"trainable_token_indices": [3, rows + 2]}
+    adapter_of_more_tokens(config, lora(**settings), rows + 3)
+    tokenizer = AutoTokenizer.from_pretrained(config.path)
+    tokenizer.save_pretrained(config.adapter)
+    if not settings:
+        assert open_model(config).model is not None
+        tokenizer.add_tokens([f"<more {number}>" for number in range(rows + 3 - len(tokenizer))])
+        tokenizer.save_pretrained(config.adapter)
+    for opener in (check_model, open_model):
+        assert user_error(opener, config) == (
+            f"adapter {config.adapter} has {rows + 3:,} tokens, and its base {rows:,}: add its tokens to the base, "
+            "merge both with peft, and set path to the merged model"
+        )
 
 
 def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside(
