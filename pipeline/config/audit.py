@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from pipeline.config.corpus import LIMITS, NEAR_SHARE, CorpusConfig, LimitsConfig, NearShare, TransformConfig
+from pipeline.config.corpus import (
+    LIMITS,
+    NEAR_SHARE,
+    ChatConfig,
+    CorpusConfig,
+    LimitsConfig,
+    NearShare,
+    TransformConfig,
+)
 from pipeline.config.models import AnyModel, ParaphraserConfig, ScoredModel
 from pipeline.config.paths import Place
 from pipeline.config.selection import SelectionConfig, SeriesConfig
@@ -136,6 +144,7 @@ class AuditConfig(Section):
     )
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
+    chat: ChatConfig | None = Field(None, description="Rendering of chats; default: answers, by the model's template.")
     max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
     windows: Annotated[int, Field(ge=1)] = Field(
         1,

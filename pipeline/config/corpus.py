@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from pipeline.config.dialect import PLAIN, Dialect, Quoting, checked_delimiter, checked_encoding
-from pipeline.config.kinds import CHATS, TOKENS, Capability, InputKind, check_keys, check_same_kind, find_kind
+from pipeline.config.kinds import TOKENS, Capability, InputKind, check_keys, check_same_kind, find_kind
 from pipeline.config.paths import Place
 from pipeline.config.yaml import Section, Size
 
@@ -178,6 +178,12 @@ class SourceConfig(Section):
     messages: Annotated[str | None, OF_OTHERS] = Field(
         None, description="Column of chats, instead of `text`: lists of messages {role, content} or {from, value}."
     )
+    prompt: Annotated[str | None, OF_OTHERS] = Field(
+        None, description="Column of prompts, with `completion` instead of `messages`: texts, or lists of messages."
+    )
+    completion: Annotated[str | None, OF_OTHERS] = Field(
+        None, description="Column of the answers to `prompt`: texts, or lists of messages."
+    )
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -216,7 +222,7 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "scores", "tokens", "messages", "revision"):
+        for name in ("versions", "scores", "tokens", "messages", "prompt", "completion", "revision"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
@@ -230,7 +236,7 @@ class SourceConfig(Section):
     @property
     def stated(self) -> frozenset[str]:
         """The given keys that may state the kind of the documents."""
-        stating = ("image", "caption", "tokens", "messages", "scores", "versions")
+        stating = ("image", "caption", "tokens", "messages", "prompt", "completion", "scores", "versions")
         given = {name for name in stating if getattr(self, name) is not None}
         # the rows that are shuffled are texts, and `text: text` beside pictures and versions states the default
         tolerated = self.window or (self.text == "text" and given & {"image", "versions"})
@@ -244,7 +250,7 @@ class SourceConfig(Section):
             return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
-        return self.tokens or self.messages or self.image or self.text
+        return self.tokens or self.messages or self.prompt or self.image or self.text
 
     @property
     def has_text(self) -> bool:
@@ -254,7 +260,7 @@ class SourceConfig(Section):
     @property
     def has_chats(self) -> bool:
         """Whether the documents are conversations."""
-        return self.messages is not None
+        return self.messages is not None or self.prompt is not None
 
     @property
     def score_columns(self) -> tuple[str, ...]:
@@ -299,7 +305,8 @@ class SourceConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        named = [column for column in (self.content, self.id, self.group, self.caption) if column is not None]
+        given = (self.content, self.completion, self.id, self.group, self.caption)
+        named = [column for column in given if column is not None]
         return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
 
@@ -327,6 +334,13 @@ class ChatSource(SourceConfig):
     messages: str = Field(description=_described("messages"))
 
 
+class CompletionSource(SourceConfig):
+    """Source of prompts with their completions."""
+
+    prompt: str = Field(description=_described("prompt"))
+    completion: str = Field(description=_described("completion"))
+
+
 class ScoreSource(SourceConfig):
     """Source of scores, perhaps with their texts."""
 
@@ -350,6 +364,7 @@ STATING = {
     "image": "PictureSource",
     "tokens": "TokenSource",
     "messages": "ChatSource",
+    "prompt": "CompletionSource",
     "scores": "ScoreSource",
     "versions": "VersionSource",
 }
@@ -360,6 +375,7 @@ AnySource = Annotated[
     | Annotated[PictureSource, Tag("source[PictureSource]")]
     | Annotated[TokenSource, Tag("source[TokenSource]")]
     | Annotated[ChatSource, Tag("source[ChatSource]")]
+    | Annotated[CompletionSource, Tag("source[CompletionSource]")]
     | Annotated[ScoreSource, Tag("source[ScoreSource]")]
     | Annotated[VersionSource, Tag("source[VersionSource]")],
     Discriminator(_find_source),
@@ -386,9 +402,11 @@ NO_TOKENS = _without(
 PlainSource = Annotated[AnySource, NO_VERSIONS]
 """A source of documents without versions."""
 
-NO_CHATS = _without("messages", "models are trained on texts or pictures here, not on chats: give text")
+_NO_TRAINING = "models are trained on texts or pictures here, not on chats: give text"
+NO_CHATS = _without("messages", _NO_TRAINING)
+NO_COMPLETIONS = _without("prompt", _NO_TRAINING)
 
-TrainingSource = Annotated[PlainSource, NO_TOKENS, NO_CHATS]
+TrainingSource = Annotated[PlainSource, NO_TOKENS, NO_CHATS, NO_COMPLETIONS]
 """A source of texts or pictures that models are trained on."""
 
 
@@ -400,6 +418,8 @@ class LabelledConfig(SourceConfig):
     caption: str | None = Field(None, description=_described("caption"))
     tokens: str | None = Field(None, description=_described("tokens"))
     messages: str | None = Field(None, description=_described("messages"))
+    prompt: str | None = Field(None, description=_described("prompt"))
+    completion: str | None = Field(None, description=_described("completion"))
     versions: VersionsConfig | None = Field(None, description=_described("versions"))
     scores: Scores | None = Field(None, description=_described("scores"))
 
@@ -469,7 +489,7 @@ class CorpusConfig(Section):
     @property
     def has_chats(self) -> bool:
         """Whether the documents are conversations."""
-        return self.kind is CHATS
+        return Capability.ANSWERED in self.kind.offers
 
     @property
     def units(self) -> str:
@@ -510,6 +530,17 @@ class LimitsConfig(Section):
 
 LIMITS = LimitsConfig()
 """Default limits."""
+
+
+class ChatConfig(Section):
+    """How chats are rendered, and which of their tokens are scored."""
+
+    template: Annotated[str | None, Place.SETTINGS_FILE] = Field(
+        None, description="File of a Jinja template, instead of that of each model's tokenizer."
+    )
+    score: Literal["answers", "all"] = Field(
+        "answers", description="Tokens of the assistant's answers and ends of its turns, or all."
+    )
 
 
 class TransformConfig(Section):

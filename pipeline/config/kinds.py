@@ -34,6 +34,7 @@ class Capability(Enum):
     SINGLE = "documents without versions"
     VERSIONS = "documents with versions"
     ENDPOINT = "texts to send"
+    ANSWERED = "chats"
     ATTRIBUTED = "texts whose tokens are shown"
     REFERENCE_ENDPOINT = "texts to send for comparison"
     WINDOWS = "texts whose tokens are known"
@@ -63,7 +64,10 @@ _SEQUENCES = frozenset(
 _DOCUMENTS = frozenset({_C.CONTENTS, _C.SINGLE, _C.WHOLE})
 
 TEXTS = InputKind(
-    "texts", "the documents are texts", ("text",), frozenset(Capability) - {_C.PART, _C.CAPTION, _C.VERSIONS}
+    "texts",
+    "the documents are texts",
+    ("text",),
+    frozenset(Capability) - {_C.PART, _C.CAPTION, _C.VERSIONS, _C.ANSWERED},
 )
 PICTURES = InputKind(
     "pictures",
@@ -81,8 +85,12 @@ TOKENS = InputKind(
     "tokens",
 )
 CHATS = InputKind(
-    "chats", "the documents are chats", ("messages",), _DOCUMENTS | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.PAIR}
+    "chats",
+    "the documents are chats",
+    ("messages",),
+    _DOCUMENTS | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.PAIR, _C.ANSWERED},
 )
+COMPLETIONS = InputKind("prompts with completions", CHATS.state, ("prompt", "completion"), CHATS.offers)
 SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE, _C.WHOLE}))
 SCORED_TEXTS = InputKind(
     "scores of texts", "the documents are scores", ("scores", "text"), _DOCUMENTS | {_C.WORDS, _C.TRANSFORMED}
@@ -99,7 +107,7 @@ DIFFERING = InputKind(
     ("versions", "versions.differing"),
     VERSIONS.offers - {_C.GRADIENT, _C.REPEATED, _C.CHANGED},
 )
-KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, CHATS, SCORES, SCORED_TEXTS, VERSIONS, DIFFERING)
+KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, CHATS, COMPLETIONS, SCORES, SCORED_TEXTS, VERSIONS, DIFFERING)
 """All kinds of documents."""
 
 WEIGHTS = InputKind("weights", "the model is given by its weights", (), frozenset(Capability))

@@ -34,6 +34,7 @@ class Conversation:
     """The messages of a document. At least one is of the assistant, and the last of these is not blank."""
 
     turns: tuple[Turn, ...]
+    prompt: int = 0  # number of turns of a prompt, whose answers are not scored
 
     @property
     def text(self) -> str:
@@ -50,33 +51,55 @@ def read_conversation(value: Any) -> Conversation | Unreadable:
     Returns:
         The conversation; the reason, with the number of the turn from 1, if there is none that can be scored.
     """
-    if isinstance(value, Unreadable):
-        return value
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return _not_chat("text that is no JSON list of messages")
+    turns = _read_turns(value, "messages")
+    return turns if isinstance(turns, Unreadable) else _checked(turns)
+
+
+def read_completion(prompt: Any, completion: Any) -> Conversation | Unreadable:
+    """The conversation of a prompt and its completion, of which only the completion is scored.
+
+    Args:
+        prompt: text of the user, or list of messages.
+        completion: text of the assistant, or list of messages.
+    """
+    made = []
+    for value, role in ((prompt, "user"), (completion, ASSISTANT)):
+        messages = [{"role": role, "content": value}] if isinstance(value, str) else value
+        turns = _read_turns(messages, "prompt" if role == "user" else "completion")
+        if isinstance(turns, Unreadable):
+            return turns
+        made.append(turns)
+    return _checked([*made[0], *made[1]], len(made[0]))
+
+
+def _read_turns(value: Any, what: str) -> list[Turn] | Unreadable:
+    """The turns of a list of messages."""
+    if isinstance(value, Unreadable):
+        return value
     if not isinstance(value, list):
-        what = "no messages" if value is None else f"{type(value).__name__}, not a list of messages"
-        return _not_chat(what)
+        return _not_chat(f"no {what}" if value is None else f"{type(value).__name__}, not a list of messages")
     turns = []
     for number, message in enumerate(value, 1):
         turn = _read_turn(message)
         if isinstance(turn, str):
             return _not_chat(f"turn {number}: {turn}")
         turns.append(turn)
-    return _checked(turns)
+    return turns
 
 
-def _checked(turns: Sequence[Turn]) -> Conversation | Unreadable:
-    """The conversation of some turns, if the assistant answers in it."""
-    answers = [number for number, turn in enumerate(turns, 1) if turn.role == ASSISTANT]
+def _checked(turns: Sequence[Turn], prompt: int = 0) -> Conversation | Unreadable:
+    """The conversation of some turns, if the assistant answers in it behind the prompt."""
+    answers = [number for number, turn in enumerate(turns, 1) if turn.role == ASSISTANT and number > prompt]
     if not answers:
-        return _not_chat(f"{len(turns)} turns, none of the assistant")
+        return _not_chat(f"{len(turns)} turns, none of the assistant{' behind the prompt' * bool(prompt)}")
     if not turns[answers[-1] - 1].content.strip():
         return _not_chat(f"turn {answers[-1]}: the last answer is empty")
-    return Conversation(tuple(turns))
+    return Conversation(tuple(turns), prompt)
 
 
 def _read_turn(message: Any) -> Turn | str:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
-from pipeline.corpus.chats import Conversation, read_conversation
+from pipeline.corpus.chats import Conversation, read_completion, read_conversation
 from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
 from pipeline.corpus.formats import format_named
@@ -175,7 +175,7 @@ def read_shard(
             if content is not None and text is DEADLY:
                 content.skip()
             elif content is not None:
-                value = "" if shard.pictures else (text, caption) if shard.versioned or shard.scores else text
+                value = "" if shard.pictures else (text, caption) if shard.value_columns or shard.versioned else text
                 content.add(row, (text.reason,) if isinstance(text, Unreadable) else value, identity, group)
             if shard.pictures:
                 text = _picture(shard, text)
@@ -330,7 +330,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     text = ids_text(text) if shard.token_ids else text
     chat: Conversation | None = None
     if shard.chats:
-        read = read_conversation(text)
+        read = read_conversation(text) if shard.completion is None else read_completion(text, *caption)
         chat, text = (None, read) if isinstance(read, Unreadable) else (read, read.text)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or text_problem(text)
     if problem is None and shard.transform is not None:

@@ -63,6 +63,7 @@ class Shard:
     scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
     token_ids: bool = False  # whether `text` is the column of lists of token ids
     chats: bool = False  # whether `text` is the column of messages
+    completion: str | None = None  # column of completions, if `text` is that of prompts
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
     no_features: bool = False  # whether features of draws are not needed, as of versions that `seenset mark` drew
@@ -113,8 +114,9 @@ class Shard:
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        """The columns that are read with the documents: those of versions, or of scores."""
-        return (*self.companions, *self.answers) or self.scores
+        """The columns that are read with the documents: those of versions, of scores, or of completions."""
+        completions = () if self.completion is None else (self.completion,)
+        return (*self.companions, *self.answers) or self.scores or completions
 
 
 def whole_shard(
@@ -151,6 +153,7 @@ def whole_shard(
         scores=source.score_companions,
         token_ids=source.tokens is not None,
         chats=source.has_chats,
+        completion=source.completion,
         keep_marks=source.versions is not None and source.versions.marks == "none",
         revision=source.revision,
         follow_links=source.follow_links,
@@ -179,6 +182,7 @@ _OMITTED = (
     "scores",
     "token_ids",
     "chats",
+    "completion",
     "answers",
     "keep_marks",
     "no_features",
@@ -212,7 +216,7 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.token_ids:
         columns += ["token_ids"]
     if shard.chats:
-        columns += ["chats"]
+        columns += ["chats", shard.completion]
     if shard.revision is not None:
         limited |= {"revision": shard.revision}
     if shard.follow_links:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -26,10 +25,8 @@ from pipeline.corpus.chats import ASSISTANT, Conversation
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import UserError, error_line
+from pipeline.models.chat_rendering import CLOCK, IsolatedTemplate, Template
 from pipeline.models.tokens import Span, Tokens, plain_ids, tokenize_rendered
-
-CLOCK = datetime(2024, 7, 26)
-"""The date that templates read from the clock."""
 
 RENDERING = 1
 """Version of the rendering and of the location of answers, which is in the fingerprint of scores."""
@@ -46,6 +43,8 @@ class ChatSettings:
     """What the rendering of conversations depends on, besides the tokenizer."""
 
     templates: Mapping[str, str]  # model, "target" or "reference" -> Jinja
+    file: str = ""  # name of the template's file, which is of no model; empty if each model has its own
+    whole: bool = False  # whether all tokens are scored, and not only those of answers
 
     def fingerprint(self) -> dict[str, Any]:
         """The settings as in the fingerprint of scores."""
@@ -53,7 +52,12 @@ class ChatSettings:
             model: sha256(template.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             for model, template in self.templates.items()
         }
-        return {"templates": digests, "date": f"{CLOCK:%Y-%m-%d}", "rendering": RENDERING}
+        scored = {"score": "all"} if self.whole else {}
+        return {"templates": digests, "date": f"{CLOCK:%Y-%m-%d}", "rendering": RENDERING, **scored}
+
+    def open(self, model: str, tokenizer: Any) -> ChatTemplate:
+        """The compiled template of a model. Raises UserError as `ChatTemplate`."""
+        return ChatTemplate(self.templates[model], tokenizer, self.file, self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +87,24 @@ class _Piece:
     text: str  # not blank
 
 
+def check_offsets(tokenizer: Any, model: ModelConfig) -> None:
+    """Check that the tokenizer of a model has offsets. Raises UserError."""
+    if not tokenizer.is_fast:
+        raise UserError(f"model {model.shown}: chats need a tokenizer with token offsets (tokenizer.json)")
+
+
 def chat_template(tokenizer: Any, model: ModelConfig) -> str:
     """The chat template of a model's tokenizer.
 
     Raises:
-        UserError: it has none, or its tokenizer has no offsets.
+        UserError: it has none.
     """
-    if not tokenizer.is_fast:
-        raise UserError(f"model {model.shown}: chats need a tokenizer with token offsets (tokenizer.json)")
     template = tokenizer.chat_template
     template = template.get("default") if isinstance(template, dict) else template
     if not template:
         raise UserError(
-            f"model {model.shown}: its tokenizer has no chat template; corpus.*.messages needs a model that was "
-            "trained on chats, or corpus.*.text in its place"
+            f"model {model.shown}: its tokenizer has no chat template; chat: {{template: FILE}} names one, or take a "
+            "model that was trained on chats"
         )
     return str(template)
 
@@ -108,20 +116,30 @@ class ChatTemplate:
         UserError: the template is no Jinja.
     """
 
-    def __init__(self, template: str, tokenizer: Any) -> None:
-        """Compile the template."""
-        from transformers.utils import chat_template_utils
+    def __init__(self, template: str, tokenizer: Any, file: str = "", whole: bool = False) -> None:
+        """Compile the template.
 
-        try:
-            self._template: Any = chat_template_utils._cached_compile_jinja_template(template)
-        except Exception as error:  # an error of Jinja, or of a filter at compilation
-            raise UserError(f"the chat template cannot be compiled: {error_line(error)}") from None
-        self._template.globals["strftime_now"] = CLOCK.strftime
-        self._aliased = chat_template_utils._alias_reasoning_fields
+        Args:
+            template: Jinja.
+            tokenizer: tokenizer with offsets.
+            file: name of the template's file, which is then rendered in a process of its own.
+            whole: whether all tokens from the second on are scored.
+        """
+        variables = tokenizer.special_tokens_map
+        self._template: Template | IsolatedTemplate = (
+            IsolatedTemplate(template, variables, file) if file else Template(template, variables)
+        )
+        self._named = f"the chat template {file}" if file else "the chat template"
+        self._whole = whole
         self.tokenizer = tokenizer
         special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special | set(tokenizer.all_special_ids)
         self._ends = self._turn_ends()
+
+    def close(self) -> None:
+        """End the worker process of a template of a file."""
+        if isinstance(self._template, IsolatedTemplate):
+            self._template.close()
 
     def read(self, conversations: Sequence[Conversation], max_tokens: int) -> list[ReadChat | Unreadable]:
         """The tokens of conversations, and which of them are scored; the reason where none can be."""
@@ -133,36 +151,28 @@ class ChatTemplate:
     def rendered(self, conversation: Conversation) -> RenderedChat | Unreadable:
         """The rendered conversation, with the places of its answers."""
         try:
-            text = self._render([turn.message() for turn in conversation.turns])
+            text = self._template.render([turn.message() for turn in conversation.turns])
+        except UserError:  # a template that is ended at every conversation
+            raise
+        except TimeoutError as error:
+            return Unreadable(Reason.NOT_CHAT, f"{self._named} {error}")
         except Exception as error:  # templates raise errors of their own, and any error of an expression
-            return Unreadable(Reason.NOT_CHAT, f"the chat template raises: {error_line(error, _MESSAGE)}")
+            return Unreadable(Reason.NOT_CHAT, f"{self._named} raises: {error_line(error, _MESSAGE)}")
         numbers = range(len(conversation.turns))
         answers = [number for number in numbers if conversation.turns[number].role == ASSISTANT]
+        answers = [number for number in answers if number >= conversation.prompt]
         places = self._aligned(conversation, text, numbers)
         if places is None and len(answers) <= _ALONE:
             each = [self._aligned(conversation, text, [number]) for number in answers]
             places = None if None in each else {piece: at for one in each if one for piece, at in one.items()}
         if places is None:
-            return Unreadable(Reason.NO_SPAN, "the chat template renders another text than the contents of its turns")
+            return Unreadable(Reason.NO_SPAN, f"{self._named} renders another text than the contents of its turns")
         pieces = [list(_pieces(conversation, number)) for number in answers]
         spans = [tuple(_spans(conversation, text, some, places)) for some in pieces]
         removed = sum(piece not in places for piece in chain(*pieces))
         if not any(spans):
-            return Unreadable(Reason.NO_SPAN, "the chat template renders no answer of the assistant")
+            return Unreadable(Reason.NO_SPAN, f"{self._named} renders no answer of the assistant")
         return RenderedChat(text, tuple(some for some in spans if some), removed)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of some messages. Raises any exception of the template."""
-        return str(
-            self._template.render(
-                messages=self._aliased([dict(message) for message in messages]),
-                tools=None,
-                documents=None,
-                add_generation_prompt=False,
-                date_string=f"{CLOCK:%d %b %Y}",
-                **self.tokenizer.special_tokens_map,
-            )
-        )
 
     def _aligned(self, conversation: Conversation, text: str, numbers: Collection[int]) -> dict[_Piece, Span] | None:
         """The places of the contents of some turns in the rendered text; None if the text does not align.
@@ -175,7 +185,7 @@ class ChatTemplate:
         for number, content in _probed(conversation, pieces, mark).items():
             messages[number]["content"] = content
         try:
-            first, *rest = re.split(f"{mark}([0-9]+)s", self._render(messages))
+            first, *rest = re.split(f"{mark}([0-9]+)s", self._template.render(messages))
         except Exception:  # a template that refuses the probes
             return None
         order = [pieces[int(number)] for number in rest[::2]]
@@ -195,7 +205,9 @@ class ChatTemplate:
         """The special token that ends a conversation of a question and an answer; none if the template has none."""
         question, answer = "What is it", "It is this"
         try:
-            text = self._render([{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}])
+            text = self._template.render(
+                [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}]
+            )
         except Exception:  # a template for other conversations
             return frozenset()
         behind = plain_ids(self.tokenizer, text.rpartition(answer)[2].strip()) if answer in text else []
@@ -212,6 +224,7 @@ class ChatTemplate:
             message = f"max_tokens, which is {max_tokens:,} here, ends before the first answer at {where}"
             return Unreadable(Reason.TOO_SHORT, message)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
+        scored = [True] * len(scored) if self._whole else scored
         return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers)
 
     def _scored(self, made: RenderedChat, tokens: Tokens) -> list[bool]:

@@ -26,6 +26,7 @@ from pipeline.wording import did_you_mean
 
 NEEDS = {
     "text_transform": {Capability.TRANSFORMED},
+    "chat": {Capability.ANSWERED},
     "series": {Capability.SINGLE},
     "against": {Capability.CONTENTS, Capability.SINGLE},
 }

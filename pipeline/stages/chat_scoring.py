@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ChatConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.detectors.base import FORWARD, Detector, Pass
-from pipeline.errors import UserError
-from pipeline.models.chat_templates import ChatSettings, ChatTemplate, ReadChat, chat_template
+from pipeline.errors import UserError, error_line
+from pipeline.models.chat_rendering import Template
+from pipeline.models.chat_templates import ChatSettings, ReadChat, chat_template, check_offsets
 from pipeline.models.checkpoints import locate
 from pipeline.models.tokens import Tokens, open_tokenizer
 from pipeline.stages.base import Entry, Output, Placement, Stage
@@ -22,7 +25,7 @@ from pipeline.stages.score import Inputs, Scorer, ScoreSettings
 
 
 def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSettings:
-    """The rendering of the chats of an audit, by the own template of each model that reads them.
+    """The rendering of the chats of an audit: by the configured template, or by that of each model that reads them.
 
     Raises:
         UserError: a tokenizer has no chat template or no offsets, a template is no Jinja, or two models whose tokens a
@@ -30,8 +33,10 @@ def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSet
     """
     needed = {needed.model for detector in detectors for needed in detector.needs}
     models = {"target": config.model} | ({"reference": config.reference_model} if "reference" in needed else {})
+    given = config.chat or ChatConfig()
+    template = None if given.template is None else _read_template(given.template)
     templates = {
-        name: _own_template(model.model_dump_json(), _stamps(model))
+        name: _checked_template(model.model_dump_json(), _stamps(model), template)
         for name, model in models.items()
         if isinstance(model, ModelConfig)
     }
@@ -41,16 +46,30 @@ def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSet
             f"detector {pair} compares model and reference_model token by token, and their chat templates differ: take "
             "a reference_model with the same template, or detector reference"
         )
-    return ChatSettings(templates)
+    file = "" if given.template is None else os.path.basename(given.template)
+    return ChatSettings(templates, file, given.score == "all")
+
+
+def _read_template(path: str) -> str:
+    """The text of a template's file. Raises UserError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"chat.template {path} is not readable: {error_line(error)}") from None
 
 
 @lru_cache(maxsize=8)
-def _own_template(model: str, stamps: tuple[Any, ...]) -> str:
-    """The template of a model, given as JSON: its tokenizer is opened once in a process, as long as no file changes."""
+def _checked_template(model: str, stamps: tuple[Any, ...], template: str | None) -> str:
+    """The template that renders chats for a model, given as JSON.
+
+    Its tokenizer is opened once in a process, as long as no file changes.
+    """
     config = ModelConfig.model_validate_json(model)
     tokenizer = open_tokenizer(config)
-    template = chat_template(tokenizer, config)
-    ChatTemplate(template, tokenizer)
+    check_offsets(tokenizer, config)
+    template = chat_template(tokenizer, config) if template is None else template
+    Template(template, tokenizer.special_tokens_map)
     return template
 
 
@@ -65,7 +84,7 @@ def _stamps(model: ModelConfig) -> tuple[Any, ...]:
 class _ReadConversation(Conversation):
     """A conversation as each model of a scorer reads it."""
 
-    read: Mapping[str, ReadChat]  # by the name of the model, "target" or "reference"
+    read: Mapping[str, ReadChat] = field(default_factory=dict)  # by the model, "target" or "reference"
 
 
 class ChatScorer(Scorer):
@@ -78,9 +97,7 @@ class ChatScorer(Scorer):
         assert settings.chat is not None
         tokenizers: dict[str, Any] = {name: lm.tokenizer for name, lm in self.models.items()}
         tokenizers.setdefault("target", self.tokenizer)
-        self.templates = {
-            name: ChatTemplate(template, tokenizers[name]) for name, template in settings.chat.templates.items()
-        }
+        self.templates = {name: settings.chat.open(name, tokenizers[name]) for name in settings.chat.templates}
 
     def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
         """Render and tokenize conversations; those without a scored token are refused."""
@@ -94,7 +111,7 @@ class ChatScorer(Scorer):
                 output.refuse(document, fault.reason, fault.message)
                 continue
             made = {name: one for name, one in read.items() if isinstance(one, ReadChat)}
-            usable.append(replace(document, chat=_ReadConversation(chat.turns, made)))
+            usable.append(replace(document, chat=_ReadConversation(chat.turns, read=made)))
         kept = {document.row: _read(document) for document in usable}
         return [self._restricted(entry, kept[entry.document.row]) for entry in super().prepare(usable, inputs, output)]
 

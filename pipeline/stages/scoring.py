@@ -207,6 +207,7 @@ SCORERS: dict[str, Callable[[Stage, Placement], Worker]] = {
     "image": PictureScorer,
     "tokens": IdScorer,
     "messages": ChatScorer,
+    "prompt": ChatScorer,
     "scores": ColumnScorer,
     "versions": VersionScorer,
 }

@@ -15,19 +15,20 @@ from transformers import AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.config.kinds import CHATS
-from pipeline.corpus.chats import Conversation, read_conversation
+from pipeline.corpus.chats import Conversation, read_completion, read_conversation
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.detectors.registry import detectors_for
 from pipeline.errors import UserError
-from pipeline.models import chat_templates
+from pipeline.models import chat_rendering, chat_templates
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate, ReadChat
 from pipeline.plan.description import build_config, load_config
 from pipeline.results.summary import read_summary
+from pipeline.run.plan import make_plan
 from pipeline.stages.registry import check_stages
 from pipeline.store.files import Store
 from tests.helpers import chat_templates as templates
 from tests.helpers.chat_templates import chat_tokenizer
-from tests.helpers.commands import ended
+from tests.helpers.commands import ended, user_error
 from tests.helpers.finished import rows as rows_scored
 from tests.helpers.made_up import sentence, write_corpus
 
@@ -319,6 +320,104 @@ def test_a_reference_model_reads_chats_by_its_own_template(tmp_path: Path, chat_
         check_stages(load_config(str(path)))
 
 
+def as_pair(talk: list[dict[str, str]], form: str) -> dict[str, Any]:
+    """A question and its answer as prompt and completion."""
+    if form == "texts":
+        return {"prompt": talk[0]["content"], "completion": talk[1]["content"]}
+    return {"prompt": talk[:1], "completion": talk[1:]}
+
+
+@pytest.mark.parametrize("form", ["texts", "messages"])
+def test_prompts_with_completions_are_scored_as_chats(tmp_path: Path, chat_model: Path, form: str) -> None:
+    rows = {role: talks(seed, 12) for role, seed in (("audit", 0), ("unseen", 300))}
+    stores = [run(tmp_path, settings(chat_model, write_corpus(tmp_path, rows, messages="messages")), "messages")]
+    pairs = {role: [as_pair(one["messages"], form) for one in some] for role, some in rows.items()}
+    corpus = write_corpus(tmp_path, pairs, prompt="prompt", completion="completion")
+    stores.append(run(tmp_path, settings(chat_model, corpus), "lines"))
+    for role, some in pairs.items():
+        ids = [f"{role}-{n}" for n in range(12)]
+        table = pa.table({"id": ids, **{key: [one[key] for one in some] for key in ("prompt", "completion")}})
+        pq.write_table(table, tmp_path / f"{role}.parquet")
+        corpus[role]["path"] = str(tmp_path / f"{role}.parquet")
+    stores.append(run(tmp_path, settings(chat_model, corpus), "tables"))
+    messages, *others = [{key: row["loss"] for key, row in rows_scored(store.root).items()} for store in stores]
+    assert len(messages) == 24
+    assert others == [messages] * 2
+
+
+def test_only_the_completion_of_a_pair_is_scored(tokenizer: Any) -> None:
+    talk = read_completion(chat("Why?", "First.", "And?"), "Second.")
+    assert isinstance(talk, Conversation)
+    rendered = ChatTemplate(templates.CHATML, tokenizer).rendered(talk)
+    assert not isinstance(rendered, Unreadable)
+    assert [[rendered.text[start:stop] for start, stop in spans] for spans in rendered.answers] == [["Second."]]
+    for prompt, completion, message in (
+        (None, "b", "no prompt"),
+        ("a", None, "no completion"),
+        ("a", " ", "turn 2: the last answer is empty"),
+        (chat("a", "b"), [], "2 turns, none of the assistant behind the prompt"),
+        ("a", 3, "int, not a list of messages"),
+    ):
+        refused = read_completion(prompt, completion)
+        assert isinstance(refused, Unreadable)
+        assert (refused.reason, refused.message) == ("not_chat", message)
+
+
+def test_preference_pairs_are_refused_in_one_line(tmp_path: Path, chat_model: Path) -> None:
+    pairs = [{"chosen": chat("a", "b"), "rejected": chat("a", "c")}] * 12
+    corpus = write_corpus(tmp_path, {"audit": pairs, "unseen": pairs}, messages="messages")
+    line = user_error(make_plan, build_config({"run": str(tmp_path / "no"), **settings(chat_model, corpus)}))
+    assert "whose chosen and rejected are the answers of a preference pair" in line
+
+
+def test_all_tokens_of_a_chat_are_those_of_its_rendered_text(tmp_path: Path, chat_model: Path) -> None:
+    rows = {"audit": talks(0, 12), "unseen": talks(300, 12)}
+    corpus = write_corpus(tmp_path, rows, messages="messages")
+    whole = rows_scored(run(tmp_path, settings(chat_model, corpus, chat={"score": "all"}), "all").root)
+    tokenizer = AutoTokenizer.from_pretrained(chat_model)
+    texts = {
+        role: [tokenizer.apply_chat_template(one["messages"], tokenize=False) for one in some]
+        for role, some in rows.items()
+    }
+    plain = rows_scored(run(tmp_path, settings(chat_model, write_corpus(tmp_path, texts)), "plain").root)
+    assert [row["loss"] for row in whole.values()] == [row["loss"] for row in plain.values()]
+
+
+def test_a_template_of_a_file_takes_the_place_of_the_models(tmp_path: Path, chat_model: Path) -> None:
+    """Its path is relative to the configuration."""
+    rows = {"audit": talks(0, 12), "unseen": talks(300, 12)}
+    corpus = write_corpus(tmp_path, rows, messages="messages")
+    (tmp_path / "own.jinja").write_text(AutoTokenizer.from_pretrained(chat_model).chat_template)
+    own = rows_scored(run(tmp_path, settings(chat_model, corpus), "own").root)
+    file = rows_scored(run(tmp_path, settings(chat_model, corpus, chat={"template": "own.jinja"}), "file").root)
+    assert [row["loss"] for row in file.values()] == [row["loss"] for row in own.values()]
+    (tmp_path / "bad.jinja").write_text("{% for")
+    for name, message in (("bad.jinja", "the chat template cannot be compiled: "), ("none.jinja", "is not readable: ")):
+        path = tmp_path / "bad.yaml"
+        path.write_text(yaml.safe_dump({"run": "no", **settings(chat_model, corpus, chat={"template": name})}))
+        with pytest.raises(UserError, match=message):
+            check_stages(load_config(str(path)))
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_does_not_end_costs_a_document_and_at_the_start_the_run(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_rendering, "SECONDS", 2.5)
+    slow = "{% if 'slow' in messages[0]['content'] %}" + ENDLESS + "{% endif %}" + templates.CHATML
+    made = ChatTemplate(slow, tokenizer, "slow.jinja")
+    read = made.read([conversation(chat(text, "Yes.")) for text in ("quick", "slow", "quick")], 100)
+    refused = [one.message if isinstance(one, Unreadable) else "" for one in read]
+    assert refused == ["", "the chat template slow.jinja takes more than 2.5 seconds", ""]
+    made.close()
+    endless = ChatTemplate(ENDLESS, tokenizer, "endless.jinja")
+    with pytest.raises(UserError, match="for each of the first 5 conversations"):
+        endless.read([conversation(chat("slow", "Yes."))] * 9, 100)
+    endless.close()
+
+
 def test_what_chats_do_not_offer_is_refused_in_one_line(
     tmp_path: Path, chat_model: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,10 +433,14 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
         assert f"detector {detector}" in (line := refusal(detectors=[detector]))
         assert "the documents are chats: take " in line
         assert "loss" in line
+    texts = write_corpus(tmp_path, {"audit": ["A text."] * 12, "unseen": ["Another."] * 12})
+    line = user_error(build_config, {"run": "r", **settings(chat_model, texts, chat={}, selections=[])})
+    assert line.startswith("chat needs chats, and the documents are texts: leave it out")
+    write_corpus(tmp_path, {"audit": talks(0, 12), "unseen": talks(300, 12)})
     line = refusal(text_transform={"dates": "remove"}, selections=[])
     assert "text_transform needs texts to change, and the documents are chats" in line
     chat_model = tiny_model_folder
-    assert "its tokenizer has no chat template; corpus.*.messages needs a model" in refusal()
+    assert "its tokenizer has no chat template; chat: {template: FILE} names one" in refusal()
     both = {role: {**source, "text": "text"} for role, source in corpus.items()}
     with pytest.raises(UserError, match="text and messages: a source has documents of one kind"):
         build_config({"run": "r", **settings(chat_model, both)})

@@ -214,8 +214,9 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         UserError: a setting does not apply to the files.
     """
     present = {form.name: form for form in formats}
-    stated = next((name for name in ("versions", "tokens", "messages") if getattr(source, name) is not None), "")
-    listed = source.companions or source.tokens or source.messages
+    kinds = ("versions", "tokens", "messages", "prompt")
+    stated = next((name for name in kinds if getattr(source, name) is not None), "")
+    listed = source.companions or source.tokens or source.has_chats
     if listed and not all(form.lists for form in present.values()):
         lists = ", ".join(name for name, form in FORMATS.items() if form.lists)
         fault = f": a column of lists is read of {lists}, and these are {', '.join(sorted(present))}"

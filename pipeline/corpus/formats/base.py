@@ -136,6 +136,11 @@ def check_columns(source: SourceConfig, name: str, columns: Sequence[str]) -> No
         marked = marked and not {"index", source.content} & {*columns}
         if column not in columns and column in (source.content, *source.companions) and marked:
             raise UserError(_no_versions(column, name, columns))
+        if column not in columns and source.has_chats and {"chosen", "rejected"} <= {*columns}:
+            raise UserError(
+                f"no column {column!r} in {name}, whose chosen and rejected are the answers of a preference pair, of "
+                "which a document has one: messages: chosen, or prompt: prompt with completion: chosen"
+            )
         if column not in columns:
             raise UserError(f"no column {column!r} in {name}; {nearest(column, columns, 'columns')}")
         if (times := list(columns).count(column)) > 1:
@@ -169,8 +174,8 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
 
 def holds_texts(source: SourceConfig) -> bool:
     """Whether the content of a document is one text."""
-    others = (source.image, source.tokens, source.messages)
-    return others == (None, None, None) and not source.companions and source.has_text
+    others = source.image or source.tokens or source.companions or source.has_chats
+    return not others and source.has_text
 
 
 def check_texts(source: SourceConfig, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

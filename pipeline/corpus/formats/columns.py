@@ -41,15 +41,16 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     if not source.has_text:
         return
     kind = _column_type(schema, source.content)
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    listed = _is_list(kind)
     if source.tokens is not None:
         if not listed or not pa.types.is_integer(kind.value_type):
             raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of integers, the token ids")
         return
     if source.has_chats:
-        messages = listed and pa.types.is_struct(kind.value_type)
-        if not messages and not _is_text(kind):
-            raise UserError(f"column {source.content!r} in {name} holds {kind}, not lists of messages")
+        for column in filter(None, (source.content, source.completion)):
+            kind = _column_type(schema, column)
+            if not _is_text(kind) and not (_is_list(kind) and pa.types.is_struct(kind.value_type)):
+                raise UserError(f"column {column!r} in {name} holds {kind}, not lists of messages")
         return
     if source.companions:
         if not listed or pa.types.is_fixed_size_list(kind) or not _is_text(kind.value_type):
@@ -114,6 +115,10 @@ def column_values(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
