@@ -396,6 +396,8 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     Raises:
         UserError: an unknown column, several to choose from, or a column of an earlier version.
     """
+    if isinstance(names, (str, Mapping)):
+        raise UserError(f"detectors must be a sequence of columns, got {names!r}; write [{names!r}]")
     floats = [field.name for field in tables["audit"].schema if pa.types.is_floating(field.type)]
     known = [name for name in floats if name != "group"]
     columns = known if names is None else list(names)
@@ -408,6 +410,8 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
         for column in columns or ["score"]:
             if column not in table.column_names:
                 raise UserError(f"{role}: no score column {column!r}; {nearest(column, table.column_names)}")
+            if not _is_number(kind := table.schema.field(column).type):
+                raise UserError(f"{role}: column {column!r} holds no numbers, but {kind}")
     if not columns:
         raise UserError("audit: no column of scores is of floating-point numbers; name it, as in detectors=['score']")
     if names is None and len(columns) != 1 and not procedure_of(procedure).several:
@@ -415,14 +419,23 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     return columns
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    """Whether values of a type are numbers, or all null."""
+    types = pa.types
+    kinds = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal, types.is_null)
+    return any(of(kind) for of in kinds)
+
+
 def _warn_of_unread(schema: pa.Schema) -> None:
     """Warn of columns of numbers that are no floating-point numbers and could be scores."""
-    kinds = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_decimal)
     no_scores = {"group", *score_schema([]).names}
     unread = [
         f"{field.name} ({field.type})"
         for field in schema
-        if any(kind(field.type) for kind in kinds) and field.name not in no_scores and not field.name.startswith("__")
+        if _is_number(field.type)
+        and not pa.types.is_floating(field.type)
+        and field.name not in no_scores
+        and not field.name.startswith("__")
     ]
     if unread:
         warnings.warn(

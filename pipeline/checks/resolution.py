@@ -112,7 +112,7 @@ def shortest_list(given: ResolutionFacts, needed: int, outcome: Outcome, enough:
     return text if outcome == Outcome.PASSED or enough is None else f"{text}{given.for_a_hundredth(enough)}."
 
 
-def shortest_smoothed(given: ResolutionFacts, whole: int) -> str:
+def shortest_smoothed(given: ResolutionFacts, whole: int, share: str = "") -> str:
     """States that smoothed ranks have no shortest list, and the probability of a short one.
 
     If J documents are beyond all calibration documents, their p-values are U / (n + 1), and some of them are selected
@@ -122,14 +122,18 @@ def shortest_smoothed(given: ResolutionFacts, whole: int) -> str:
     Args:
         given: the documents.
         whole: length of the shortest list of whole ranks.
+        share: the share of nulls that it is of, as a clause with a leading space; empty where `given` states it.
     """
-    few = max(1, whole // 2)
-    chance = min(1.0, few / whole)
+    if whole <= 1:
+        return f"{given}, a single document can be selected, with whole ranks and with smoothed ones{share}."
+    few = min(given.m, whole // 2)
+    chance = few / whole
     beyond = "above" if given.role == "unseen" else "below"
+    has = "would have" if whole > given.m else "has"
     return (
-        f"{given}, the shortest possible list of whole ranks has {documents(whole)}; smoothed ranks have none: if "
-        f"{documents(few)} {'scores' if few == 1 else 'score'} {beyond} every {given.role} document, some of them are "
-        f"selected with a probability of at least {chance:.3g}."
+        f"{given}, the shortest possible list of whole ranks {has} {documents(whole)}{share}; smoothed ranks have "
+        f"none: if {documents(few)} {'scores' if few == 1 else 'score'} {beyond} every {given.role} document, some of "
+        f"them are selected with a probability of at least {chance:.3g}."
     )
 
 
@@ -278,7 +282,8 @@ def planned_resolution(
         basis = Basis(rule.halved, grouped=calibrated.grouped, one_of_each=selection.calibrate != "all")
         figures = resolution(n, m, needed, enough, role, basis)
         if selection.ranks != "whole":
-            sentence = shortest_smoothed(ResolutionFacts(n, m, role, basis), needed)
+            share = " at a null share of 1" if rule.procedure.estimates else ""
+            sentence = shortest_smoothed(ResolutionFacts(n, m, role, basis), needed, share)
             figures |= {"sentence": sentence, "outcome": Outcome.PASSED, "minimum_selectable": 1}
             figures["calibration_for_1_percent"] = None
         elif rule.procedure.estimates:

@@ -121,8 +121,7 @@ def fit_pool(pool: np.ndarray, sign: float = 1.0) -> PoolScore:
     if width == 1:  # nothing to learn
         return PoolScore(np.zeros(1), np.full(1, sign), LinearScore(np.ones(1)), limit=np.inf)
     rows = rows[np.lexsort(rows.T)]
-    low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
-    scale = np.where(high > low, (high - low) / 2, 1.0)
+    center, scale = center_and_scale(rows)
     z = standardised_scores(rows, center, scale)
     with _libraries().limit(limits=1):  # the same sums on every machine, and faster
         members, outliers = _find_members(_Rows.of(z))
@@ -131,9 +130,16 @@ def fit_pool(pool: np.ndarray, sign: float = 1.0) -> PoolScore:
     return PoolScore(sign * center, sign * scale, members, outliers)
 
 
+def center_and_scale(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The median of each column and half the range of its central 68%, 1 where that is 0: (detectors,) each."""
+    low, center, high = np.quantile(rows / 2, [0.16, 0.5, 0.84], axis=0)  # a difference of scores may be too large
+    return 2 * center, np.where(high > low, high - low, 1.0)
+
+
 def standardised_scores(matrix: np.ndarray, center: np.ndarray, scale: np.ndarray, limit: float = CLIP) -> np.ndarray:
     """Scores in units of the pool, clipped: (documents, detectors)."""
-    return np.clip((np.asarray(matrix, dtype=np.float64) - center) / scale, -limit, limit)
+    with np.errstate(over="ignore"):  # of scores near the largest float
+        return np.clip((np.asarray(matrix, dtype=np.float64) - center) / scale, -limit, limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

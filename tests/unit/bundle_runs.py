@@ -65,15 +65,18 @@ def asked(*names: str) -> list[dict[str, Any]]:
 def scored_run(folder: Path, model: Path, selections: list[dict[str, Any]], **settings: Any) -> Store:
     """A finished run of 81 audited documents, of which half score higher and one is empty, with its verdict.
 
-    `each` of the settings changes the row of a role and place, and gives the run its groups.
+    `each` of the settings changes the row of a role and place, and gives the run its groups; `seen` is the number of
+    seen documents.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    numbers = (("audit", 80), ("unseen", 60), ("seen", settings.pop("seen", 40)))
     each = settings.pop("each", None)
     grouped = each is not None or any(one.get("calibration") == "by_group" for one in selections)
     column = {"group": "kind"} if grouped else {}
     rows: dict[str, list[Any]] = {
         role: [{"text": sentence(1000 * first + i), "kind": "ab"[i % 2]} for i in range(number)]
-        for first, (role, number) in enumerate((("audit", 80), ("unseen", 60), ("seen", 40)))
+        for first, (role, number) in enumerate(numbers)
+        if number
     }
     if each is not None:
         rows = {role: [{**row, **each(role, i)} for i, row in enumerate(some)] for role, some in rows.items()}

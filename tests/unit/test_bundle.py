@@ -246,6 +246,49 @@ def test_a_forged_number_is_refuted_under_correct_digests(
     assert lines[-1].endswith("REFUTED")
 
 
+def is_refuted(data: bytes) -> bool:
+    """Whether a bundle is refuted, also because its members do not fit one another."""
+    try:
+        return not verify_bundle(data, "a").holds
+    except RefutedError:
+        return True
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> bytes:
+    """The bundle of a run with smoothed ranks, weights of detectors and weights of groups."""
+    folder = tmp_path_factory.mktemp("chosen")
+    drawn, *others = asked("smoothed", "pooled", "weighted")
+    questions = [{**drawn, "procedure": "bh", "alpha": 0.02}, *others]  # a list that other draws change
+    store = scored_run(folder, tiny_model_folder, questions, seen=0)  # so that pooled learns from the pool
+    assert ended("pack", store.url, folder / "bundle") == 0
+    return (folder / "bundle").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"answers/weighted.json": with_key("groups", "0", "weight", value=1.5)},
+        {"answers/weighted.json": with_key("groups", "1", "n_high", value=0)},
+        {"answers/weighted.json": with_key("groups", value=None)},
+        {"answers/pooled.json": with_key("weights", value=[0.5, 0.5])},
+        {"answers/pooled.json": with_key("learn", value=None)},
+        {"answers/smoothed.json": with_key("smoothed", "n_whole", value=1)},
+        {"answers/smoothed.json": with_key("smoothed", "others", "entered", value=[50] * 20)},
+        {"answers/smoothed.json": with_key("smoothed", value=None)},
+        {"answers/smoothed.json": with_key("threshold", value=0.5)},
+        {INDEX: with_key("selections", "0", "ranks", value="whole")},
+        {INDEX: with_key("selections", "1", "learn", value="split")},
+        {INDEX: with_key("selections", "2", "boost", value=None)},
+        {"manifest.json": with_key("fingerprint", "model", value="0" * 64)},  # other draws
+        {"documents.parquet": in_first("id", lambda _: "another")},
+    ],
+)
+def test_another_draw_or_weight_is_refuted(chosen: bytes, changes: dict[str, Any]) -> None:
+    assert verify_bundle(chosen, "a").holds
+    assert is_refuted(forged(chosen, changes))
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

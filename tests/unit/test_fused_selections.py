@@ -1,6 +1,7 @@
 """Claims about selections by several detectors, asked as an audit asks them."""
 
 import pickle
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -240,6 +241,25 @@ def test_what_is_learnt_does_not_see_the_order_and_survives_absurd_scores(fit: A
     assert (np.isfinite(score).all(), fit(known, rows).scale[2]) == (True, 1)
     rng = np.random.default_rng(0)
     assert np.array_equal(fit(rng.permutation(known), rng.permutation(rows)).score(rows), score)
+
+
+@pytest.mark.parametrize("settings", [{"learn": "pool"}, {"learn": "split"}, {"learn": "pool", "seen": True}])
+def test_scores_near_the_largest_number_are_learnt_from_as_smaller_ones_are(settings: dict[str, Any]) -> None:
+    rng = np.random.default_rng(3)
+    known, audit, seen = (rng.normal(size=(count, 3)).round(2) for count in (60, 50, 20))
+    audit[:20] += 3
+    seen += 3
+    largest = np.abs(np.concatenate([known, audit, seen])[:, 1]).max()
+    verdicts = []
+    for scale in (1.0, 1.79e308 / largest):
+        sides = [side * [1.0, scale, 1.0] for side in (known, audit, seen)]
+        given = {**settings, "seen": sides[2] if "seen" in settings else None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            verdicts.append(verdict_of(sides[0], sides[1], procedure="adadetect", alpha=0.5, **given))
+    assert np.isfinite(sides[1]).all()
+    assert verdicts[0].selected.any()
+    assert np.array_equal(verdicts[0].selected, verdicts[1].selected)
 
 
 @pytest.mark.parametrize("pool", [2, 3, 9])

@@ -296,6 +296,11 @@ def test_a_plan_states_the_shortest_list_with_and_without_and_recommends_below_3
     assert "if 15 documents score above every unseen document" in smoothed["sentence"]
     assert "probability of at least 0.5" in smoothed["sentence"]
     assert "advice" not in smoothed
+    assert "has 30 documents at a null share of 1; smoothed" in planned(99, procedure="storey")["sentence"]
+    one, few = planned(99, m=10)["sentence"], planned(1, m=20)["sentence"]
+    assert one.endswith("a single document can be selected, with whole ranks and with smoothed ones.")
+    assert "whole ranks would have 100 documents; smoothed ranks have none: if 20 documents score above" in few
+    assert few.endswith("with a probability of at least 0.2.")
     for other in (
         planned(300, ranks="whole"),
         planned(99, m=5, ranks="whole"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from functools import wraps
@@ -160,6 +161,9 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         load_installed()
     check_known(selection.procedure, f"{where}: ")
     chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
+    twice = next((name for name, count in Counter(selection.detectors).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"{where}: detectors names {twice!r} twice")
     first, *others = selection.detectors
     companion = chosen.companion(first) if chosen.companion else None
     if others and others != [companion] and not (chosen.several or chosen.only_versions):

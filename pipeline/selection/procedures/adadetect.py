@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.selection.conformal import POOL_SIZE, RankCounts, Sample, calibrate, halves, ranks
 from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
-from pipeline.selection.pool_score import PoolScore, fit_pool, standardised_scores
+from pipeline.selection.pool_score import PoolScore, center_and_scale, fit_pool, standardised_scores
 from pipeline.selection.procedures.record import (
     ONLY_POOLED,
     LastRank,
@@ -100,8 +100,7 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
         )
     rows = np.concatenate([_sorted(calibration), _sorted(mixture)])
     labels = np.repeat([0, 1], [len(calibration), len(mixture)])
-    low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
-    scale = np.where(high > low, (high - low) / 2, 1.0)
+    center, scale = center_and_scale(rows)
     features = np.stack(_features(list(standardised_scores(rows, center, scale).T)), axis=1)
     # one thread: the same sums on every machine, and faster
     with _libraries().limit(limits=1), warnings.catch_warnings():
@@ -135,8 +134,7 @@ def fit_discriminant(sought: np.ndarray, pool: np.ndarray) -> AdaScore:
             f"adadetect needs documents to learn from and documents to rank, got {len(sought)} and {len(pool)}"
         )
     rows, known = _sorted(pool), _sorted(sought)
-    low, center, high = np.quantile(rows, [0.16, 0.5, 0.84], axis=0)
-    scale = np.where(high > low, (high - low) / 2, 1.0)
+    center, scale = center_and_scale(rows)
     sides = [standardised_scores(side, center, scale) for side in (known, rows)]
     means = [side.mean(axis=0) for side in sides]
     centred = np.concatenate([side - mean for side, mean in zip(sides, means, strict=True)])
