@@ -35,6 +35,7 @@ WHOLE = (
     " They are of whole ranks; smoothed ones decide. Of documents that are not selected these are not kept, so no QQ "
     "plot and no lists at other alphas are drawn."
 )
+DIVIDED = " They are those before the division by the weights of groups."
 """What is said beside p-values that do not decide."""
 LARGEST_ALPHA = 0.5
 """Upper end of the axis of alpha; the requested alpha where that is larger."""
@@ -208,7 +209,8 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
         put_legend(figure)
 
     small = int(ranks.count[ranks.rank * 10 <= n + 1].sum())
-    smoothed = "" if selection.summary.smoothed is None else WHOLE
+    summary = selection.summary
+    note = DIVIDED * (summary.groups is not None) + WHOLE * (summary.smoothed is not None)
     return draw(
         f"{selection.name}-p-values.svg",
         "p-values of the audited documents",
@@ -216,7 +218,7 @@ def _p_value_figure(selection: SelectionFacts, ranks: RankHistogram) -> FigureIm
         f"evenly spread; {null}, drawn as a level line.",
         "Documents that are just like the calibration documents spread evenly from 0 to 1; the dashed line is "
         f"their share, {'estimated by the procedure' if estimated else 'which this procedure takes to be all'}. "
-        f"Documents that could not be scored are at p = 1.{smoothed}",
+        f"Documents that could not be scored are at p = 1.{note}",
         paint,
     )
 

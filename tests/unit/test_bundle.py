@@ -20,11 +20,12 @@ from pipeline.bundle.container import INDEX, RefutedError, pack_members, unpack
 from pipeline.bundle.verify import verify_bundle
 from pipeline.selection.procedures import PROCEDURES
 from pipeline.store.files import Store
-from pipeline.store.receipts import sealed
+from pipeline.store.receipts import DIGEST, sealed
 from tests.helpers.commands import ended, refusal, user_error
 from tests.helpers.finished import with_column
 from tests.helpers.made_up import sentence
 from tests.helpers.marked_runs import write_audit, write_texts
+from tests.helpers.signed import sign
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +288,42 @@ def chosen(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) ->
 def test_another_draw_or_weight_is_refuted(chosen: bytes, changes: dict[str, Any]) -> None:
     assert verify_bundle(chosen, "a").holds
     assert is_refuted(forged(chosen, changes))
+
+
+def test_records_of_a_run_without_the_key_learn_are_of_a_split(tmp_path: Path, tiny_model_folder: Path) -> None:
+    (question,) = asked("learnt")
+    store = scored_run(tmp_path, tiny_model_folder, [{**question, "learn": "split"}], seen=0)
+    root = Path(store.root)
+    for name in ("manifest.json", "selection/history.jsonl"):
+        lines = [(root / name).read_text()] if name.endswith(".json") else (root / name).read_text().splitlines()
+        assert '"learn": "split"' in lines[0]
+        (root / name).write_text("".join(f"{json.dumps(without_learn(json.loads(line)))}\n" for line in lines))
+    (root / "verdict.json").unlink()
+    sign(store)
+    summary = root / "selection/learnt/summary.json"
+    stated = json.loads(summary.read_text())
+    assert (stated["n_calibration"], "learn" in stated) == (30, False), "half of 60"
+    assert ended("pack", root, tmp_path / "bundle") == 0
+    assert verify_bundle((tmp_path / "bundle").read_bytes(), "bundle").holds
+    assert ended("report", root) == 0
+    (page,) = json.loads((root / "report/report.json").read_text())["selections"]
+    assert (page["summary"]["n_calibration"], "learn" in page["summary"]) == (30, False)
+    assert ended("export", root, tmp_path / "out", "--selection", "learnt", "--unsupported-too") == 0
+    assert ended("select", root) == 0
+    again = json.loads(summary.read_text())
+    assert {key: again[key] for key in ("n_selected", "n_calibration")} == {
+        key: stated[key] for key in ("n_selected", "n_calibration")
+    }
+
+
+def without_learn(value: Any) -> Any:
+    """A record of plain values without the key, under a digest that fits it."""
+    if isinstance(value, list):
+        return [without_learn(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: without_learn(one) for key, one in value.items() if key not in ("learn", DIGEST)}
+    return sealed(kept) if DIGEST in value else kept
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ def test_the_first_screen_states_weights_and_how_they_were_found(tmp_path: Path)
     assert single == "With one detector there is nothing to learn: learn: pool ranks by loss."
     assert none is None
     html = " ".join((folder / "report/report.html").read_text().split())
+    assert html.count("They are those before the division by the weights of groups.") == 1
     for sentence in (pool, weighed, single):
         assert f"<dt>Weights</dt><dd>{sentence}</dd>" in html
         assert html.count(sentence) == 1
