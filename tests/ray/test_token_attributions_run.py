@@ -38,7 +38,13 @@ UNSEEN = [sentence(1000 + i) for i in range(40)]
 DETECTORS = ["loss", "zlib", "min_k_plus_plus", "m_entropy"]
 SELECTIONS: list[dict[str, Any]] = [
     {"name": "members", "detectors": ["zlib"], "alpha": 0.2},
-    {"name": "fused", "detectors": ["min_k_plus_plus", "zlib"], "procedure": "adadetect", "alpha": 0.3},
+    {
+        "name": "fused",
+        "detectors": ["min_k_plus_plus", "zlib"],
+        "procedure": "adadetect",
+        "learn": "split",
+        "alpha": 0.3,
+    },
     {"name": "empty", "detectors": ["min_k_plus_plus"], "procedure": "by", "alpha": 0.001},
 ]
 EVIDENCE = [attributions_file(name) for name in ("members", "fused")]

@@ -72,7 +72,14 @@ def test_tied_scores_make_bounds_fail_less_often(values: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4])
-@pytest.mark.parametrize("settings", [{"procedure": "adadetect"}, {"procedure": "td4eval", "reconformal": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"procedure": "adadetect", "learn": "pool"},
+        {"procedure": "adadetect", "learn": "split"},
+        {"procedure": "td4eval", "reconformal": True},
+    ],
+)
 def test_bounds_hold_for_scores_learnt_from_the_audit_itself(settings: dict, share: float) -> None:
     selection = SelectionConfig(name="one", detectors=["a", "b", "c"], **settings)
     rng = np.random.default_rng(11)

@@ -269,7 +269,8 @@ def without_members(families: list[int], known: int, runs: int, **settings: Any)
     sizes, rng = np.array(families), np.random.default_rng(12)
     family = np.repeat(np.arange(sizes.size), sizes)
     names = [f"d{index}" for index in range(5)]
-    selection = SelectionConfig(name="a", procedure="adadetect", detectors=names, alpha=0.1, **settings)
+    asked = {"procedure": "adadetect", "learn": "split", "detectors": names, "alpha": 0.1}
+    selection = SelectionConfig(name="a", **asked, **settings)
     roles: dict[Role, np.ndarray] = {"unseen": np.arange(known), "audit": known + np.arange(family.size)}
     wrong: tuple[list[float], list[float]] = [], []
     for run in range(runs):

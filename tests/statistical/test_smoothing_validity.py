@@ -128,7 +128,7 @@ def test_the_power_is_that_of_the_page_on_procedures(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"procedure": "adadetect"},
+        {"procedure": "adadetect", "learn": "split"},
         {"procedure": "adadetect", "learn": "pool"},
         {"procedure": "td4eval", "reconformal": True},
     ],
