@@ -8,6 +8,9 @@ Everything is measured in one run, alternating, and reported as medians: on a sh
 
 With `--costs`, instead: the seconds of `min_k_plus_plus` and `etd` over those of `min_k_plus_plus` alone, and of all
 columns of `camia` over those of `loss` of the same tokens, each text three times over.
+
+With `--windows`, instead: the speed of texts of four windows over that of as many documents of the length of a window
+each, with the same tokens; and the seconds to tokenize a text of 2 MB into windows over those of tokenizing it once.
 """
 
 from __future__ import annotations
@@ -37,8 +40,10 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
-from pipeline.models.tokens import repeated, tokenize
+from pipeline.models.tokens import Cut, repeated, tokenize
+from pipeline.models.windows import tokenize_windows
 from pipeline.passes.forward import forward
+from pipeline.passes.parts import PassSizes, windows_in_parts
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 CAMIA: list[DetectorEntry] = [{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}]
@@ -204,6 +209,69 @@ def costs(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"benchmark": "scoring", "texts": len(texts), "tokens": sum(map(len, ids)), "costs": medians}
 
 
+WINDOWS, WINDOW_TOKENS, BOOK_CHARACTERS = 4, 256, 2_000_000
+
+
+def windows(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ratios of seconds, medians over the rounds, of texts in windows and of their tokens in other forms."""
+    words = " ".join(wikimia(10_000))
+    lm = load(arguments.model, arguments.device, arguments.dtype or "float32")
+    book = words * -(-BOOK_CHARACTERS // len(words))
+    book = book[:BOOK_CHARACTERS]
+    long, size = arguments.texts // WINDOWS, WINDOWS * WINDOW_TOKENS
+    ids = lm.tokenizer(words, verbose=False)["input_ids"][: long * size]
+    if len(ids) < long * size:
+        raise UserError(f"--texts must be at most {len(ids) // WINDOW_TOKENS}, got {arguments.texts}")
+    pieces = [ids[start : start + WINDOW_TOKENS] for start in range(0, len(ids), WINDOW_TOKENS)]
+    cuts = [Cut(start, start + WINDOW_TOKENS, WINDOW_TOKENS, 0) for start in range(0, size, WINDOW_TOKENS)]
+    detectors = parse_detectors([entry for entry in BASIC if entry != "zlib"])
+    ((needed, names),) = plan_passes(detectors).items()
+    budget = arguments.batch_tokens or BATCH_TOKENS[arguments.device]
+    together, parts = max(WINDOWS, budget // WINDOW_TOKENS // WINDOWS * WINDOWS), PassSizes()
+
+    def scored(some: Sequence[list[int]], of: Sequence[Sequence[Cut]]) -> None:
+        tokens = windows_in_parts(lm, some, of, names, parts, budget)
+        evidence = Evidence([""] * len(some), {needed: tokens})
+        torch.stack([detector.score(evidence).cpu() for detector in detectors])
+
+    def plain() -> None:
+        for start in range(0, len(pieces), together):
+            some = pieces[start : start + together]
+            scored(some, [()] * len(some))
+
+    def windowed() -> None:
+        for start in range(0, len(pieces), together):
+            some = [
+                ids[at * WINDOW_TOKENS : at * WINDOW_TOKENS + size] for at in range(start, start + together, WINDOWS)
+            ]
+            some = [one for one in some if one]
+            scored(some, [cuts] * len(some))
+
+    jobs: dict[str, Callable[[], Any]] = {
+        "documents": plain,
+        "windows": windowed,
+        "once": lambda: lm.tokenizer([book], verbose=False)["input_ids"],
+        "book": lambda: tokenize_windows(lm.tokenizer, [book], MAX_TOKENS, WINDOWS),
+    }
+    rounds: list[dict[str, list[float]]] = []
+    for number in range(arguments.rounds + 1):
+        clock = _Clock(lm.device)
+        for name, job in jobs.items():
+            clock.time(name, job)
+        if number:  # round 0 warms up
+            rounds.append(clock.seconds)
+    speed = statistics.median(one["documents"][0] / one["windows"][0] for one in rounds)
+    tokenizing = statistics.median(one["book"][0] / one["once"][0] for one in rounds)
+    return {
+        "benchmark": "scoring",
+        "windows": long * WINDOWS,
+        "tokens": len(ids),
+        "vs_documents_of_a_window": round(speed, 3),
+        "tokenizing_vs_once": round(tokenizing, 3),
+        "rounds": arguments.rounds,
+    }
+
+
 def report(
     arguments: argparse.Namespace, seconds: dict[str, float], scores: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
@@ -250,9 +318,11 @@ def main() -> None:
     )
     parser.add_argument("--batch-tokens", type=int, help="padded tokens in a batch")
     parser.add_argument("--costs", action="store_true", help="of etd and camia alone")
+    parser.add_argument("--windows", action="store_true", help="of texts in windows alone")
     given = parser.parse_args()
+    job = windows if given.windows else costs if given.costs else measure
     try:
-        print(json.dumps(costs(given) if given.costs else measure(given)))
+        print(json.dumps(job(given)))
     except UserError as error:
         parser.exit(2, f"{error}\n")
 

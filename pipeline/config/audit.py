@@ -145,7 +145,9 @@ class AuditConfig(Section):
     fsd: FsdConfig = Field(default=FsdConfig(), description="Adapters of the `fsd` detector.")
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
     chat: ChatConfig | None = Field(None, description="Rendering of chats; default: answers, by the model's template.")
-    max_tokens: Annotated[int, Field(ge=2)] = Field(1024, description="Documents are cut to this many tokens.")
+    max_tokens: Annotated[int, Field(ge=2)] = Field(
+        1024, description="Documents are cut to this many tokens; of books and other long ones `windows` reads more."
+    )
     windows: Annotated[int, Field(ge=1)] = Field(
         1,
         description="Most pieces of max_tokens that are read of a long text, spread over it; 1: its beginning.",

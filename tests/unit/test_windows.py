@@ -21,7 +21,9 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+import seenset
 from benchmarks.small_model import WORDS
+from pipeline.answers.top_documents import read_attributions
 from pipeline.checks.blind import blind_test
 from pipeline.config.audit import AuditConfig
 from pipeline.detectors.likelihood import moving_average
@@ -141,18 +143,62 @@ def test_a_window_without_a_score_is_refused(tokenizer: Any) -> None:
         check_room(tokenizer, least - 1)
 
 
+ENDPOINT = {"endpoint": "http://127.0.0.1:9/v1", "name": "served"}
+OF_KIND = {
+    "token ids": {"tokens": "ids"},
+    "pictures": {"image": "picture"},
+    "chats": {"messages": "messages"},
+    "versions": {"versions": {}},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"detectors": ["camia"]}, "detector camia needs a text in one piece, and windows above 1 reads .*take .*loss"),
+        *(
+            ({"detectors": [name]}, f"detector {name}.* needs a text in one piece, and windows above 1 .*take .*loss")
+            for name in ("camia", "lowercase", "pac", "gradient_norm", "samia", "cdd", "coverage")
+        ),
         ({"detectors": ["loss"], "windows": 0}, "windows"),
+        ({"detectors": ["loss"], "model": ENDPOINT}, "windows: 4 needs texts whose tokens are known, and served is an"),
+        ({"detectors": ["reference"], "reference_model": ENDPOINT}, "needs"),
     ],
 )
 def test_what_windows_cannot_do_is_refused_in_one_line(
     changes: dict[str, Any], part: str, make_audit: Callable[..., Path]
 ) -> None:
-    with pytest.raises(UserError, match=part):
+    with pytest.raises(UserError, match=part) as caught:
         load_config(str(make_audit(**{"audit": 3, "unseen": 3, "windows": 4, **changes})))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_windows_are_of_texts_alone(kind: str) -> None:
+    source = {"path": "documents.jsonl", **OF_KIND[kind]}
+    corpus = {"audit": source} if kind == "versions" else {"audit": source, "unseen": source}
+    detector: Any = {"loss": {"part": "description"}} if kind == "pictures" else "loss"
+    described = {"run": "run", "model": {"path": "m"}, "corpus": corpus, "detectors": [detector]}
+    build_config(described)
+    with pytest.raises(
+        UserError, match=r"windows: 2 needs texts whose tokens are known, and .*: leave it out, or give t"
+    ):
+        build_config({**described, "windows": 2})
+
+
+def test_the_tokens_of_a_page_give_the_score_of_all_windows(make_audit: Callable[..., Path]) -> None:
+    texts = [long_texts(role, [60] * 30) for role in ("audit", "unseen")]
+    selection = {"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}
+    path = make_audit(*texts, detectors=["loss"], selections=[selection], max_tokens=20, windows=2)
+    seenset.audit(path, quiet=True)
+    shown = read_attributions(Store(str(path.parent / "run")), "members")
+    assert shown
+    for one in shown.values():
+        values = [value for value in one.values if value is not None]
+        assert one.score == pytest.approx(sum(values) / len(values), abs=1e-5)
+        assert len(values) < len(one.pieces) == len(one.values)
+        first, last = "".join(one.pieces).split(GAP)
+        assert any(text.startswith(first) and text.endswith(last) for text in texts[0])
+    assert "2 windows of 20 tokens" in (path.parent / "run/report/report.html").read_text(encoding="utf-8")
 
 
 def long_texts(role: str, lengths: Sequence[int]) -> list[str]:
