@@ -8,12 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.selection.conformal import Grid, RankCounts
+from pipeline.selection.conformal import RankCounts
 from pipeline.selection.folds import Fold, Query, RoleScores
 from pipeline.selection.smoothing import (
     OTHER_DRAWS,
     CellDocuments,
     Cells,
+    Divisors,
     Limit,
     OtherDraws,
     Parts,
@@ -47,20 +48,21 @@ def smooth(counts: RankCounts, last: int, share: Fraction, rank: Rank, drawing: 
         drawing: the key of the draws, and the number of quarantined documents, which are at p = 1 and never listed.
     """
     key, quarantined = drawing
-    n_whole = counts.at_most(last)
+    n_whole, divisors = counts.at_most(last), Divisors.of_grid(counts.grid)
     if last == counts.grid.size:
         n_whole -= quarantined
         none = OtherDraws([n_whole] * OTHER_DRAWS, [0] * OTHER_DRAWS, [0] * OTHER_DRAWS)
-        return Smoothing(key, counts.grid, ONE, n_whole, n_whole, last, none, rank)
-    limit, lowest = Limit(Cells.of_counts(counts, quarantined), share), share * n_whole
-    highest = limit.highest()
+        return Smoothing(key, counts.grid, divisors, ONE, n_whole, n_whole, last, none, rank)
+    limit = Limit(Cells.of_counts(counts, divisors, quarantined), share)
+    lowest, highest = limit.at(n_whole), limit.highest()
     p, n_selected = lowest, n_whole
     parts: Parts | None = {}
     if limit.touched(highest) > limit.whole(lowest):
-        search = _Search(rank, counts.grid, key, lowest, highest)
+        search = _Search(rank, divisors, key, lowest, highest)
         p, n_selected, parts = yield from search.run(limit)
     others = None if parts is None else redraw(limit, highest, parts, p, key)
-    return Smoothing(key, counts.grid, p, n_selected, n_whole, last_rank(counts, p, parts), others, rank)
+    largest = last_rank(counts, divisors, p, parts)
+    return Smoothing(key, counts.grid, divisors, p, n_selected, n_whole, largest, others, rank)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +70,7 @@ class _Search:
     """The search for a limit in folds; see `smooth`."""
 
     rank: Rank
-    grid: Grid
+    divisors: Divisors
     key: bytes
     lowest: Fraction
     highest: Fraction
@@ -82,14 +84,14 @@ class _Search:
             parts = {}
             for cells in limit.cells:
                 if (place := cells.straddling(end)) is not None:
-                    here = (drawn.denominators == cells.denominator) & (drawn.places == place)
-                    last = last_draw(end, place, cells.denominator)
+                    here = (drawn.of == cells.number) & (drawn.places == place)
+                    last = last_draw(end, place, cells.divisor)
                     selected = drawn.numbers[here] <= np.uint64(max(0, last))
-                    parts[cells.denominator] = int(np.count_nonzero(selected)) if last >= 0 else 0
+                    parts[cells.number] = int(np.count_nonzero(selected)) if last >= 0 else 0
             return end, count, parts
         end, count = yield from self._narrow(limit, before)
         only = len(limit.cells) == 1
-        return end, count, {limit.cells[0].denominator: count - limit.whole(end)} if only else None
+        return end, count, {limit.cells[0].number: count - limit.whole(end)} if only else None
 
     def _narrow(self, limit: Limit, before: int) -> Query[tuple[Fraction, int]]:
         """The limit and the documents up to it, where too many documents are undecided to hold all of them."""
@@ -101,7 +103,7 @@ class _Search:
             bottom = top - 1
             while bottom and reached[top] - reached[bottom - 1] <= MOST_GATHERED:
                 bottom -= 1
-            p = min(p, limit.share * reached[top])
+            p = min(p, limit.at(reached[top]))
             if p > ends[bottom]:
                 p, count = yield from self._within(limit, (ends[bottom], reached[bottom]), p)
                 if p > ends[bottom]:
@@ -118,7 +120,7 @@ class _Search:
         """The documents of the undecided cells; those with p-values above the first end and up to the second."""
         ranks = self.rank(batch)
         inside = np.flatnonzero(self._undecided(ranks))
-        drawn = CellDocuments.of_ranks(self.grid, ranks[inside], draws(self.key, batch.keys[inside]))
+        drawn = CellDocuments.of_ranks(self.divisors, ranks[inside], draws(self.key, batch.keys[inside]))
         return drawn if ends is None else drawn.take(drawn.bins(ends) == 1)
 
     def count(self, batch: RoleScores, ends: Sequence[Fraction]) -> np.ndarray:
@@ -128,10 +130,6 @@ class _Search:
 
     def _undecided(self, ranks: np.ndarray) -> np.ndarray:
         """Whether the cells of ranks end above the lowest limit and begin below the highest: bool, (documents,)."""
-        denominators, places = np.broadcast_to(self.grid.denominators, self.grid.size), self.grid.numerators
-        undecided = np.zeros(self.grid.size, dtype=bool)
-        for one in np.unique(denominators).tolist():
-            first = self.lowest.numerator * one // self.lowest.denominator
-            last = -(-self.highest.numerator * one // self.highest.denominator)
-            undecided |= (denominators == one) & (places > first) & (places <= last)
-        return undecided[ranks - 1]
+        places, of = self.divisors.places, self.divisors.of
+        first, last = self.divisors.whole(self.lowest), self.divisors.touched(self.highest)
+        return ((places > first[of]) & (places <= last[of]))[ranks - 1]

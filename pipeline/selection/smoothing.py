@@ -81,35 +81,77 @@ def draws(key: bytes, id_keys: np.ndarray) -> np.ndarray:
 
 
 def smoothed_p(grid: Grid, ranks: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """The smoothed p-values (k - 1 + U) / (n + 1), within groups where the grid has some: float64, (documents,)."""
-    uniform = (drawn.astype(np.float64) + 0.5) / 2.0**64
+    """The smoothed p-values (k - 1 + U) / (n + 1), within groups where the grid has some: float64, (documents,).
+
+    Over a grid of p-values that were divided by weights these are the p-values before the division.
+    """
+    grid, uniform = grid.unweighted, (drawn.astype(np.float64) + 0.5) / 2.0**64
     return (grid.numerators[ranks - 1] - 1 + uniform) / np.broadcast_to(grid.denominators, grid.size)[ranks - 1]
 
 
-def last_draw(p: Fraction, place: int, denominator: int) -> int:
-    """The largest u with (place - 1 + (u + 1/2) / 2^64) / denominator <= p, exact, in -1..2^64 - 1."""
-    part = p * denominator - (place - 1)
+def last_draw(p: Fraction, place: int, divisor: Fraction | int) -> int:
+    """The largest u with (place - 1 + (u + 1/2) / 2^64) / divisor <= p, exact, in -1..2^64 - 1."""
+    part = p * divisor - (place - 1)
     return max(-1, min((1 << 64) - 1, ((part.numerator << 65) // part.denominator - 1) // 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cells:
-    """The ranks of a grid with one denominator d: documents at rank k have p-values in ((k - 1) / d, k / d)."""
+class Divisors:
+    """What the places of the ranks of a grid are divided by: a document at place k has its p in ((k - 1) / d, k / d).
 
-    denominator: int
+    d is n + 1 of its group, times the weight of the group if p-values are divided by weights.
+    """
+
+    values: tuple[Fraction, ...]  # d, >= 0; 0 only of groups without documents
+    of: np.ndarray  # int64, (ranks,): position in `values`
+    places: np.ndarray  # int64, (ranks,): k
+
+    @classmethod
+    def of_grid(cls, grid: Grid) -> Divisors:
+        """Those of a grid: one for each size of groups, or with weights for each group."""
+        plain = grid.unweighted
+        if plain.denominators.ndim == 0:
+            return cls((Fraction(int(plain.denominators)),), np.broadcast_to(np.int64(0), grid.size), plain.numerators)
+        if grid.weighting is None:
+            sizes, of = np.unique(plain.denominators, return_inverse=True)
+            return cls(tuple(map(Fraction, sizes.tolist())), of, plain.numerators)
+        groups, first, of = np.unique(grid.weighting.group, return_index=True, return_inverse=True)
+        weights = [grid.weighting.weights[group] for group in groups.tolist()]
+        divided = [one * size for one, size in zip(weights, plain.denominators[first].tolist(), strict=True)]
+        return cls(tuple(divided), of, plain.numerators)
+
+    def whole(self, p: Fraction) -> np.ndarray:
+        """The largest place of each that ends at p or before: int64, (divisors,)."""
+        return np.array([p * one // 1 for one in self.values], dtype=np.int64)
+
+    def touched(self, p: Fraction) -> np.ndarray:
+        """The largest place of each that begins before p: int64, (divisors,)."""
+        return np.array([-(-p * one // 1) for one in self.values], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """The ranks of a grid with one divisor d: documents at place k have p-values in ((k - 1) / d, k / d)."""
+
+    divisor: Fraction
+    number: int  # position of d among the divisors of the grid
     places: np.ndarray  # int64, k, ascending; equal ones are of groups of one size
     reached: np.ndarray  # int64, one longer: scored documents at the ranks before
 
     @classmethod
-    def of_counts(cls, counts: RankCounts, quarantined: int) -> list[Cells]:
-        """The cells of a grid, without quarantined documents, by denominator."""
-        grid, scored = counts.grid, counts.counts.copy()
+    def of_counts(cls, counts: RankCounts, divisors: Divisors, quarantined: int) -> list[Cells]:
+        """The cells of a grid with documents, without quarantined ones, by divisor."""
+        scored = counts.counts.copy()
         scored[-1] -= quarantined
-        denominators = np.broadcast_to(grid.denominators, grid.size)
+        if len(divisors.values) == 1:
+            return [cls(divisors.values[0], 0, divisors.places, np.concatenate([[0], np.cumsum(scored)]))]
+        order = np.lexsort([divisors.places, divisors.of])
+        ends = np.searchsorted(divisors.of[order], np.arange(1, len(divisors.values)))
         made = []
-        for one in np.unique(denominators).tolist():
-            here = denominators == one
-            made.append(cls(one, grid.numerators[here], np.concatenate([[0], np.cumsum(scored[here])])))
+        for number, here in enumerate(np.split(order, ends)):
+            reached = np.concatenate([[0], np.cumsum(scored[here])])
+            if reached[-1]:
+                made.append(cls(divisors.values[number], number, divisors.places[here], reached))
         return made
 
     def up_to(self, place: int) -> int:
@@ -122,21 +164,21 @@ class Cells:
 
     def straddling(self, p: Fraction) -> int | None:
         """The place whose cell contains p in its inside; None if p is a multiple of 1 / d."""
-        scaled = p * self.denominator
+        scaled = p * self.divisor
         return None if scaled.denominator == 1 else scaled.numerator // scaled.denominator + 1
 
     def whole(self, p: Fraction) -> int:
         """Documents of cells that end at p or before."""
-        return self.up_to(p.numerator * self.denominator // p.denominator)
+        return self.up_to(p * self.divisor // 1)
 
     def touched(self, p: Fraction) -> int:
         """Documents of cells that begin before p."""
-        return self.up_to(-(-p.numerator * self.denominator // p.denominator))
+        return self.up_to(-(-p * self.divisor // 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limit:
-    """The limit of a step-up selection: the largest p with p <= share R(p), R(p) the scored documents up to p."""
+    """The limit of a step-up selection: the largest p <= 1 with p <= share R(p), R(p) the scored documents up to p."""
 
     cells: Sequence[Cells]
     share: Fraction  # alpha / (m pi0), exact
@@ -151,14 +193,18 @@ class Limit:
 
     def highest(self) -> Fraction:
         """The largest limit that any draw can give."""
-        return self.descend(self.share * self.touched(ONE), self.touched)[0]
+        return self.descend(self.at(self.touched(ONE)), self.touched)[0]
+
+    def at(self, count: int) -> Fraction:
+        """The limit that a number of documents gives."""
+        return min(ONE, self.share * count)
 
     def descend(
         self, p: Fraction, reached: Callable[[Fraction], int], least: Fraction | None = None
     ) -> tuple[Fraction, int]:
         """Descend from p to the limit.
 
-        p <- share R(p) falls to the greatest fixed point, because R does not decrease.
+        p <- min(1, share R(p)) falls to the greatest fixed point, because R does not decrease.
 
         Args:
             p: at least the limit.
@@ -170,7 +216,7 @@ class Limit:
         """
         while True:
             count = reached(p)
-            at = self.share * count
+            at = self.at(count)
             if at == p or (least is not None and at <= least):
                 return at, count
             p = at
@@ -181,34 +227,36 @@ class CellDocuments:
     """Documents with their cells and draws, sorted by smoothed p-value up to its rounding."""
 
     p: np.ndarray  # float64, (documents,), ascending
-    denominators: np.ndarray  # int64, (documents,)
+    of: np.ndarray  # int64, (documents,): position of the divisor of each
     places: np.ndarray  # int64, (documents,)
     numbers: np.ndarray  # uint64, (documents,): u
+    divisors: tuple[Fraction, ...]
 
     @classmethod
-    def of_ranks(cls, grid: Grid, ranks: np.ndarray, numbers: np.ndarray) -> CellDocuments:
+    def of_ranks(cls, divisors: Divisors, ranks: np.ndarray, numbers: np.ndarray) -> CellDocuments:
         """Documents by their ranks and draws, in any order."""
-        p = smoothed_p(grid, ranks, numbers)
-        denominators = np.broadcast_to(grid.denominators, grid.size)[ranks - 1]
-        return cls(p, denominators, grid.numerators[ranks - 1], numbers).take(np.argsort(p, kind="stable"))
+        of, places = divisors.of[ranks - 1], divisors.places[ranks - 1]
+        values = np.array([float(one) for one in divisors.values])
+        p = (places - 1 + (numbers.astype(np.float64) + 0.5) / 2.0**64) / values[of]
+        return cls(p, of, places, numbers, divisors.values).take(np.argsort(p, kind="stable"))
 
-    def take(self, places: np.ndarray) -> CellDocuments:
+    def take(self, some: np.ndarray) -> CellDocuments:
         """Some of the documents, by position or mask."""
-        return CellDocuments(self.p[places], self.denominators[places], self.places[places], self.numbers[places])
+        return CellDocuments(*(column[some] for column in self._columns()), self.divisors)
 
     def __add__(self, other: CellDocuments) -> CellDocuments:
         """The documents of both."""
         pairs = zip(self._columns(), other._columns(), strict=True)
-        both = CellDocuments(*(np.concatenate(pair) for pair in pairs))
+        both = CellDocuments(*(np.concatenate(pair) for pair in pairs), self.divisors)
         return both.take(np.argsort(both.p, kind="stable"))
 
     def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.p, self.denominators, self.places, self.numbers
+        return self.p, self.of, self.places, self.numbers
 
     def exact(self, index: int) -> Fraction:
         """The smoothed p-value of a document."""
         numerator = (int(self.places[index]) - 1 << 65) + 2 * int(self.numbers[index]) + 1
-        return Fraction(numerator, int(self.denominators[index]) << 65)
+        return Fraction(numerator, 1 << 65) / self.divisors[self.of[index]]
 
     def up_to(self, p: Fraction) -> int:
         """Documents with smoothed p-values of at most p, exact."""
@@ -241,6 +289,7 @@ class Smoothing:
 
     key: bytes
     grid: Grid
+    divisors: Divisors
     limit: Fraction  # documents with smoothed p-values up to it are selected; 0 for none
     n_selected: int
     n_whole: int  # documents that whole ranks select
@@ -250,40 +299,39 @@ class Smoothing:
 
     def judge(self, ranks: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Whether documents are selected, by their ranks and the keys of their ids: bool, (documents,)."""
-        denominators = np.broadcast_to(self.grid.denominators, self.grid.size)[ranks - 1]
-        places, selected = self.grid.numerators[ranks - 1], np.zeros(ranks.size, dtype=bool)
-        for one in np.unique(denominators).tolist():
-            here, whole = denominators == one, self.limit.numerator * one // self.limit.denominator
-            selected |= here & (places <= whole)
-            inside, last = np.flatnonzero(here & (places == whole + 1)), last_draw(self.limit, whole + 1, one)
-            if inside.size and last >= 0:
-                selected[inside] = draws(self.key, keys[inside]) <= np.uint64(last)
+        of, places = self.divisors.of[ranks - 1], self.divisors.places[ranks - 1]
+        whole = self.divisors.whole(self.limit)
+        selected = np.asarray(places <= whole[of])
+        inside = np.flatnonzero(places == whole[of] + 1)
+        for number in np.unique(of[inside]).tolist():
+            here = inside[of[inside] == number]
+            last = last_draw(self.limit, int(whole[number]) + 1, self.divisors.values[number])
+            if last >= 0:
+                selected[here] = draws(self.key, keys[here]) <= np.uint64(last)
         return selected
 
     def columns(self, ranks: np.ndarray, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Columns of `selected.parquet`: the rank (by group, within the group), u and the smoothed p-value."""
         numbers = draws(self.key, keys)
         return {
-            "conformal_rank": self.grid.numerators[ranks - 1],
+            "conformal_rank": self.divisors.places[ranks - 1],
             "rank_draw": numbers,
             "smoothed_p": smoothed_p(self.grid, ranks, numbers),
         }
 
 
 Parts = dict[int, int]
-"""Denominator -> documents up to the limit in the cell that it divides."""
+"""Position of a divisor -> documents up to the limit in the cell that the limit divides."""
 
 
-def last_rank(counts: RankCounts, limit: Fraction, parts: Parts | None) -> int:
+def last_rank(counts: RankCounts, divisors: Divisors, limit: Fraction, parts: Parts | None) -> int:
     """The largest occupied rank of the documents up to a limit; 0 for none."""
     grid, occupied = counts.grid, np.flatnonzero(counts.counts)
     last = int(occupied[: np.searchsorted(occupied, grid.at_most(limit))].max(initial=-1)) + 1
-    denominators = np.broadcast_to(grid.denominators, grid.size)[occupied]
-    for one in np.unique(denominators).tolist() if parts is None else [one for one, part in parts.items() if part]:
-        divided = limit.numerator * one // limit.denominator + 1
-        here = occupied[(denominators == one) & (grid.numerators[occupied] == divided)]
-        last = max(last, int(here.max(initial=-1)) + 1)
-    return last
+    of, divided = divisors.of[occupied], divisors.whole(limit) + 1
+    if parts is not None:
+        divided[[number for number in range(divided.size) if not parts.get(number)]] = 0
+    return max(last, int(occupied[divisors.places[occupied] == divided[of]].max(initial=-1)) + 1)
 
 
 def redraw(limit: Limit, highest: Fraction, parts: Parts, here: Fraction, key: bytes) -> OtherDraws:
@@ -302,21 +350,21 @@ def redraw(limit: Limit, highest: Fraction, parts: Parts, here: Fraction, key: b
             for cells in limit.cells:
                 place = cells.straddling(p)
                 if place is None or not cells.at(place):
-                    held.pop(cells.denominator, None)
+                    held.pop(cells.number, None)
                     continue
-                before = held.get(cells.denominator, (0, 1.0, 0))
-                part = float(p * cells.denominator - (place - 1))
+                before = held.get(cells.number, (0, 1.0, 0))
+                part = float(p * cells.divisor - (place - 1))
                 _, reach, count = before if before[0] == place else (place, 1.0, cells.at(place))
                 count = int(rng.binomial(count, min(1.0, part / reach)))
-                held[cells.denominator] = place, part, count
+                held[cells.number] = place, part, count
                 total += count
             return total
 
         other, size = limit.descend(highest, reached)
         new, gone = 0, 0
         for cells in limit.cells:
-            first = here, parts.get(cells.denominator, 0)
-            second = other, held.get(cells.denominator, (0, 0.0, 0))[2]
+            first = here, parts.get(cells.number, 0)
+            second = other, held.get(cells.number, (0, 0.0, 0))[2]
             more, fewer = _differences(cells, first, second, rng)
             new, gone = new + more, gone + fewer
         sizes.append(size)
@@ -330,7 +378,7 @@ def _differences(
 ) -> tuple[int, int]:
     """Documents that are only up to the second limit, and only up to the first; a limit has its part of its cell."""
     (p, part), (q, other) = here, there
-    whole, whole_other = (one.numerator * cells.denominator // one.denominator for one in (p, q))
+    whole, whole_other = p * cells.divisor // 1, q * cells.divisor // 1
     first, second = cells.up_to(whole) + part, cells.up_to(whole_other) + other
     if whole != whole_other:
         return max(0, second - first), max(0, first - second)

@@ -222,6 +222,34 @@ def test_a_quantile_is_the_smallest_value_with_its_share(values: list[int], shar
     assert quantile(np.sort(np.array(values, dtype=np.float64)), share) == empirical(values, share)
 
 
+def test_smoothed_ranks_are_divided_by_the_same_weights_in_any_order_of_rows() -> None:
+    rng, listed = np.random.default_rng(10), 0
+    for _ in range(10):
+        known, audited = drawn(rng)
+        if all(score is None for _, score in audited):
+            continue
+        asked: dict[str, Any] = {"procedure": "storey", "alpha": 0.3, **BOOSTED}
+        tables = as_table(audited, 0), as_table(known, 1000)
+        whole, made = (seenset.select(*tables, ranks=ranks, **asked) for ranks in ("whole", "smoothed"))
+        assert made.summary.groups == whole.summary.groups
+        assert made.p_values.tolist() == whole.p_values.tolist()
+        assert np.all(made.selected >= whole.selected), "the list contains that of whole ranks"
+        assert made.smoothed_p is not None
+        weights = {one.group: one.weight for one in made.summary.groups or []}
+        ratio = np.array([p / weights.get(name, 1) for p, (name, _) in zip(made.smoothed_p, audited, strict=True)])
+        scored = np.array([score is not None for _, score in audited])
+        reach = min(1.0, (made.summary.threshold or 0) * (1 + 1e-12))
+        assert made.selected.tolist() == ((ratio <= reach) & scored).tolist()
+        order = rng.permutation(len(audited))
+        turned = seenset.select(
+            tables[0].take(order), tables[1].take(np.arange(len(known))[::-1]), ranks="smoothed", **asked
+        )
+        assert turned.selected.tolist() == made.selected[order].tolist()
+        assert turned.summary.groups == made.summary.groups
+        listed += int(made.selected.sum())
+    assert listed
+
+
 # --- odd documents
 
 
@@ -276,7 +304,6 @@ def test_scores_near_the_largest_number_are_answered() -> None:
         ({"calibration": "conditional"}, "got calibration conditional"),
         ({"procedure": "by"}, "boost group takes procedure bh or storey, got by: for others no guarantee"),
         ({"procedure": "ptdi"}, "boost group takes procedure bh or storey, got ptdi"),
-        ({"ranks": "smoothed"}, "ranks smoothed has no proof with boost group; take ranks: whole"),
         ({"boost": "source"}, "boost: input should be 'group', got 'source'"),
     ],
 )
@@ -318,7 +345,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run": str(folder / "run"),
         "resources": {"cluster": "local"},
         "corpus": {role: {**one, "scores": ["loss"]} for role, one in source.items()},
-        "selections": [{"name": "plain", **ask}, {"name": "weighted", **ask, "boost": "group"}],
+        "selections": [
+            {"name": "plain", **ask},
+            {"name": "weighted", **ask, "boost": "group"},
+            {"name": "smoothed", **ask, "boost": "group", "ranks": "smoothed"},
+        ],
     }
     (folder / "audit.yaml").write_text(yaml.safe_dump(config))
     return folder
@@ -350,6 +381,17 @@ def test_a_run_states_its_weights_and_verify_recomputes_them(
     listed = {one["doc_id"] for one in documents if one["selected"]}
     assert listed == {name for name, value in ratio.items() if value <= weighted["threshold"] * (1 + 1e-12)}
     assert all(abs(one["p_value"] * 101 - round(one["p_value"] * 101)) < GRID_ERROR for one in documents)
+    smoothed = json.loads((finished / "run/selection/smoothed/summary.json").read_text())
+    assert smoothed["groups"] == weighted["groups"]
+    assert smoothed["smoothed"]["n_whole"] == weighted["n_selected"] <= smoothed["n_selected"]
+    for shown in (output, page):
+        assert f"select {weighted['n_selected']:,}. Under 20 other draws the list has" in " ".join(shown.split())
+    rows = pq.read_table(finished / "run/selection/smoothed/selected.parquet").to_pylist()
+    assert len(rows) == smoothed["n_selected"]
+    for row in rows:
+        group = (a, b)[int(row["doc_id"][5:]) >= 100]
+        assert row["smoothed_p"] == pytest.approx((row["conformal_rank"] - 1 + (row["rank_draw"] + 0.5) / 2**64) / 101)
+        assert row["smoothed_p"] / group["weight"] <= smoothed["threshold"] * (1 + 1e-12)
     bundle = finished / "bundle"
     assert ended("pack", finished / "run", bundle) == 0
     assert ended("verify", bundle) == 0
@@ -357,7 +399,7 @@ def test_a_run_states_its_weights_and_verify_recomputes_them(
 
 def test_plan_states_that_weights_can_shorten_the_shortest_list(finished: Path) -> None:
     config = build_config(yaml.safe_load((finished / "audit.yaml").read_text()))
-    plain, weighted = (one["sentence"] for one in forecast(make_plan(config), {})["selections"])
+    plain, weighted, _ = (one["sentence"] for one in forecast(make_plan(config), {})["selections"])
     assert weighted == (
         f"{plain} This is at equal weights of the groups: those with more high scores get larger ones, and can have "
         "shorter lists."

@@ -200,8 +200,6 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
 def why_whole(selection: SelectionConfig) -> str | None:
     """Why there is no proof for smoothed ranks with the other settings of a selection; None if there is one."""
     chosen = procedure_of(selection.procedure)
-    if selection.boost is not None:
-        return f"has no proof with boost {selection.boost}; take ranks: whole"
     if calibration_of(selection.calibration).conditional:
         return f"takes calibration pooled or by_group, got {selection.calibration}"
     if not chosen.smooths:
