@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pipeline.config.kinds import Capability
 from pipeline.config.selection import Direction, SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid, Weighting, calibrate, ranks
+from pipeline.selection.conformal import Grid, RankCounts, Weighting, calibrate, ranks
 from pipeline.selection.folds import RoleScores
 
 Groups: TypeAlias = Sequence[str | None] | np.ndarray | pa.Array | pa.ChunkedArray
@@ -76,6 +76,18 @@ class GroupCalibration:
         unweighted = Grid(numerators, denominators, grid.n, grid.groups)
         grid = replace(grid, weighting=Weighting(unweighted, weights, group))
         return replace(self, grid=grid, positions=places[:-1])
+
+    def moved(self, counts: RankCounts, weighted: GroupCalibration) -> RankCounts:
+        """Counts over this grid, without quarantined documents, over that of the same calibration with weights."""
+        before, after = (np.concatenate(one.positions) - 1 for one in (self, weighted))
+
+        def move(over: np.ndarray) -> np.ndarray:
+            to = np.zeros(weighted.grid.size, dtype=np.int64)
+            to[after] = over[before]
+            return to
+
+        kept = None if counts.kept is None else replace(counts.kept, counts=move(counts.kept.counts))
+        return RankCounts(move(counts.counts), weighted.grid, kept)
 
 
 def pool(grids: Sequence[Grid]) -> tuple[Grid, tuple[np.ndarray, ...]]:

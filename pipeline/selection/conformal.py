@@ -265,8 +265,18 @@ class Sample:
 
     def __add__(self, other: Sample) -> Sample:
         """The sample of both; commutative and associative."""
-        hashes = np.concatenate([self.hashes, other.hashes])
-        return Sample._smallest(min(self.size, other.size), hashes, np.concatenate([self.rows, other.rows]))
+        one, two, size = self, other, min(self.size, other.size)
+        if one.hashes.size >= size:  # most documents of a further shard are beyond a full sample
+            two = two._below(one.hashes[size - 1])
+        if two.hashes.size >= size:
+            one = one._below(two.hashes[size - 1])
+        hashes = np.concatenate([one.hashes, two.hashes])
+        return Sample._smallest(size, hashes, np.concatenate([one.rows, two.rows]))
+
+    def _below(self, most: np.uint64) -> Sample:
+        """The documents with hashes up to `most`."""
+        count = int(np.searchsorted(self.hashes, most, side="right"))
+        return Sample(self.size, self.hashes[:count], self.rows[:count])
 
     @classmethod
     def _smallest(cls, size: int, hashes: np.ndarray, rows: np.ndarray) -> Sample:

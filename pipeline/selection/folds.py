@@ -23,6 +23,7 @@ from pipeline.selection.smoothing import Smoothing
 from pipeline.selection.version_scores import VersionPart
 
 Judge = Callable[["RoleScores"], tuple[np.ndarray, np.ndarray]]
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -152,6 +153,37 @@ def run_queries(
                     answers[index] = done.value
         results = run_folds(folds) if folds else {}
     return [answers[index] for index in range(len(queries))]
+
+
+def fold_once(fold: Fold) -> Query[Any]:
+    """The query of one fold: its result, None if there are no shards."""
+    return (yield fold)
+
+
+def together(first: Query[S], second: Query[T]) -> Query[tuple[S, T]]:
+    """Run two queries at once, so that each reading of the shards answers a fold of both."""
+    queries: list[Query[Any]] = [first, second]
+    answers: dict[int, Any] = {}
+    results: dict[int, Any] | None = None
+    while True:
+        folds: dict[int, Fold] = {}
+        for place, query in enumerate(queries):
+            if place not in answers:
+                try:
+                    folds[place] = query.send(None if results is None else results.get(place))
+                except StopIteration as done:
+                    answers[place] = done.value
+        if not folds:
+            return answers[0], answers[1]
+        results = yield Fold(partial(_of_shard, folds), partial(_merged, folds))
+
+
+def _of_shard(folds: dict[int, Fold], batch: RoleScores) -> dict[int, Any]:
+    return {place: fold.of_shard(batch) for place, fold in folds.items()}
+
+
+def _merged(folds: dict[int, Fold], one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
+    return {place: fold.merge(one[place], other[place]) for place, fold in folds.items()}
 
 
 def search_values(

@@ -8,7 +8,7 @@ does not depend on. The proof is in docs/methods.md, section 2.9.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from pipeline.config.selection import Direction
 from pipeline.selection.calibrations import Ranking, calibrate_by_group, group_ranking
-from pipeline.selection.conformal import POOL_SIZE, Sample
-from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput
+from pipeline.selection.conformal import POOL_SIZE, Grid, RankCounts, Sample
+from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput, fold_once, together
 from pipeline.selection.guarantees import GroupWeight
 
 DIGITS = 30
@@ -109,11 +109,18 @@ def _rounded_down(weight: Fraction) -> Fraction:
     return Fraction(digits) / Fraction(2) ** places
 
 
-def boosted(question: SelectionInput) -> Query[tuple[Ranking, list[GroupWeight]]]:
-    """The ranks within groups over a grid of weighted p-values, and the weights; one fold of the audited documents.
+Counting = Callable[[Callable[[RoleScores], np.ndarray], Grid], Query[RankCounts]]
+"""Counts the ranks of the audited documents over a grid, without quarantined ones."""
+
+
+def boosted(question: SelectionInput, counting: Counting) -> Query[tuple[Ranking, RankCounts, list[GroupWeight]]]:
+    """The ranks within groups over a grid of weighted p-values, their counts, and the weights.
+
+    Weights only change the order of the ranks, so one fold of the audited documents both counts and pools them.
 
     Args:
         question: the selection and its inputs.
+        counting: counts ranks.
 
     Raises:
         UserError: as `calibrations.ranks_by_group`.
@@ -129,7 +136,9 @@ def boosted(question: SelectionInput) -> Query[tuple[Ranking, list[GroupWeight]]
 
     pools = GroupPools.of(known, groups.codes(known.groups), direction, seed, size)
     pools = GroupPools(pools.sample, np.zeros(size, dtype=np.int64))
-    audited = yield Fold(collect)
+    rank, against = group_ranking(groups, selection, seed)
+    assert isinstance(against, Grid)
+    counts, audited = yield from together(counting(rank, against), fold_once(Fold(collect)))
     pools = pools if audited is None else pools + audited
     sizes, high = count_high(pools)
     weights = group_weights(pools.audited.tolist(), sizes.tolist(), high.tolist())
@@ -144,4 +153,5 @@ def boosted(question: SelectionInput) -> Query[tuple[Ranking, list[GroupWeight]]
         )
         for place in np.flatnonzero(pools.audited).tolist()
     ]
-    return group_ranking(groups.weighted(weights), selection, seed), stated
+    weighted = groups.weighted(weights)
+    return group_ranking(weighted, selection, seed), groups.moved(counts, weighted), stated

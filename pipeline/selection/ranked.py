@@ -35,14 +35,15 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
     """
     selection, level, others = question.selection, question.level, question.others
     calibration = calibration_of(selection.calibration)
-    groups = None
+    groups = regridded = None
     if selection.boost is None:
         rank, against = calibration.ranking(selection, question.seed, question.known)
+        regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
+        counts = yield from count_ranks(rank, against, question, regridded)
     else:
-        (rank, against), groups = yield from boosted(question)
-    regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
+        (rank, against), scored, groups = yield from boosted(question, partial(_count_scored, question))
+        counts = _with_quarantined(scored, question)
     lambda_ = selection.exact_lambda
-    counts = yield from count_ranks(rank, against, question, regridded)
     known = RankCounts.of(rank(others), against) if len(others.matrix) else None
     if regridded is not None:
         against = regridded
@@ -123,6 +124,23 @@ def count_ranks(
     Raises:
         UserError: no audit documents.
     """
+    return _with_quarantined((yield from _count_scored(question, rank, against, regridded)), question)
+
+
+def _with_quarantined(counts: RankCounts, question: SelectionInput) -> RankCounts:
+    counts = counts.with_quarantined(question.quarantined)
+    if counts.m == 0:
+        raise UserError("no audit documents")
+    return counts
+
+
+def _count_scored(
+    question: SelectionInput,
+    rank: Callable[[RoleScores], np.ndarray],
+    against: int | Grid,
+    regridded: Grid | None = None,
+) -> Query[RankCounts]:
+    """As `count_ranks`, without quarantined documents."""
     part = None
     if question.dependence is not None:
         grid = regridded or (against if isinstance(against, Grid) else Grid.uniform(against))
@@ -133,10 +151,7 @@ def count_ranks(
         return RankCounts.of(rank(batch), against, batch.place, part)
 
     counts = yield Fold(count)
-    counts = (counts if counts is not None else RankCounts.empty(against)).with_quarantined(question.quarantined)
-    if counts.m == 0:
-        raise UserError("no audit documents")
-    return counts
+    return counts if counts is not None else RankCounts.empty(against)
 
 
 def judge_ranks(

@@ -226,11 +226,11 @@ class Limit:
 class CellDocuments:
     """Documents with their cells and draws, sorted by smoothed p-value up to its rounding."""
 
+    divisors: tuple[Fraction, ...]
     p: np.ndarray  # float64, (documents,), ascending
     of: np.ndarray  # int64, (documents,): position of the divisor of each
     places: np.ndarray  # int64, (documents,)
     numbers: np.ndarray  # uint64, (documents,): u
-    divisors: tuple[Fraction, ...]
 
     @classmethod
     def of_ranks(cls, divisors: Divisors, ranks: np.ndarray, numbers: np.ndarray) -> CellDocuments:
@@ -238,16 +238,16 @@ class CellDocuments:
         of, places = divisors.of[ranks - 1], divisors.places[ranks - 1]
         values = np.array([float(one) for one in divisors.values])
         p = (places - 1 + (numbers.astype(np.float64) + 0.5) / 2.0**64) / values[of]
-        return cls(p, of, places, numbers, divisors.values).take(np.argsort(p, kind="stable"))
+        return cls(divisors.values, p, of, places, numbers).take(np.argsort(p, kind="stable"))
 
     def take(self, some: np.ndarray) -> CellDocuments:
         """Some of the documents, by position or mask."""
-        return CellDocuments(*(column[some] for column in self._columns()), self.divisors)
+        return CellDocuments(self.divisors, *(column[some] for column in self._columns()))
 
     def __add__(self, other: CellDocuments) -> CellDocuments:
         """The documents of both."""
         pairs = zip(self._columns(), other._columns(), strict=True)
-        both = CellDocuments(*(np.concatenate(pair) for pair in pairs), self.divisors)
+        both = CellDocuments(self.divisors, *(np.concatenate(pair) for pair in pairs))
         return both.take(np.argsort(both.p, kind="stable"))
 
     def _columns(self) -> tuple[np.ndarray, ...]:

@@ -5,6 +5,7 @@ Seeds are fixed. Tolerances are four standard errors, of the difference where a 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -107,9 +108,13 @@ def test_the_level_holds_with_weights(name: str, alpha: float) -> None:
         assert fdr.mean <= alpha + 4 * fdr.se, (procedure, fdr)
 
 
+AT_OTHER_LEVELS = ["no members", "20 calibration documents", "another mix of groups"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.3])
-@pytest.mark.parametrize("name", LEVEL)
+@pytest.mark.parametrize(
+    ("name", "alpha"), [*((name, 0.1) for name in LEVEL), *itertools.product(AT_OTHER_LEVELS, (0.05, 0.3))]
+)
 def test_the_level_holds_with_weights_and_smoothed_ranks(name: str, alpha: float) -> None:
     """Assumption: as with whole ranks, and ids, whose hashes smooth the ranks, have nothing to do with scores."""
     for procedure, (fdr, _) in simulate(LEVEL[name], alpha, ranks="smoothed").items():
@@ -184,10 +189,30 @@ RECORDED: dict[str, tuple[Audit, dict[str, float]]] = {
 """Power at alpha .1 in 1,000 audits: docs/methods.md, section 6.3."""
 
 
+SMOOTHED: dict[str, tuple[Audit, dict[str, float]]] = {
+    "equal levels": (TWO, {"bh.None": 0.598, "bh.group": 0.686, "storey.None": 0.692, "storey.group": 0.811}),
+    "four groups": (FOUR, {"bh.None": 0.082, "bh.group": 0.341, "storey.None": 0.143, "storey.group": 0.464}),
+    "few calibration documents": (
+        Audit((20, 20), (50, 50), (25, 0), 3),  # whole ranks: .001, .059, .062, .455
+        {"bh.None": 0.074, "bh.group": 0.314, "storey.None": 0.192, "storey.group": 0.637},
+    ),
+}
+"""The same with smoothed ranks."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMOOTHED)
+def test_smoothed_ranks_find_the_recorded_share_of_members(name: str) -> None:
+    find_the_recorded(*SMOOTHED[name], "smoothed")
+
+
 @pytest.mark.parametrize("name", RECORDED)
 def test_weights_find_the_recorded_share_of_members(name: str) -> None:
-    audit, figures = RECORDED[name]
-    found = simulate(audit, runs=200)
+    find_the_recorded(*RECORDED[name], "whole")
+
+
+def find_the_recorded(audit: Audit, figures: dict[str, float], ranks: Literal["whole", "smoothed"]) -> None:
+    found = simulate(audit, runs=200, ranks=ranks)
     for procedure, figure in figures.items():
         # a list finds none or some of the members: the standard error is at most that of a share of audits
         spread = math.sqrt(max(figure, 0.02) * (1 - figure) * (1 / 200 + 1 / RECORDED_RUNS))

@@ -19,11 +19,15 @@ from hypothesis import strategies as st
 
 import seenset
 from pipeline.compare.joint import GRID_ERROR
+from pipeline.config.selection import SelectionConfig
 from pipeline.plan.description import build_config
 from pipeline.plan.forecast import forecast
 from pipeline.run.plan import make_plan
 from pipeline.selection.conformal import POOL_SIZE, Sample
+from pipeline.selection.engine import answer
+from pipeline.selection.folds import EMPTY, RoleScores, SelectionInput, run_queries
 from pipeline.selection.group_weights import GroupPools, count_high, quantile
+from pipeline.selection.schedule import Level
 from pipeline.wording import percent
 from tests.helpers.commands import ended, here, user_error
 from tests.helpers.made_up import write_rows
@@ -248,6 +252,38 @@ def test_smoothed_ranks_are_divided_by_the_same_weights_in_any_order_of_rows() -
         assert turned.summary.groups == made.summary.groups
         listed += int(made.selected.sum())
     assert listed
+
+
+@pytest.mark.parametrize("procedure", ["bh", "storey"])
+def test_weights_cost_no_further_reading_of_the_documents(procedure: str) -> None:
+    known, audited = drawn(np.random.default_rng(14))
+    scored = [(name, score) for name, score in audited if score is not None]
+
+    def batch(documents: Scored, first: int) -> RoleScores:
+        names = pa.chunked_array([pa.array([name for name, _ in documents])])
+        scores = np.array([[score] for _, score in documents], dtype=np.float64)
+        return RoleScores(scores, names, np.arange(first, first + len(documents)))
+
+    audit, calibration, found = batch(scored, 0), batch(known, 1000), {}
+    for boost in (None, "group"):
+        asked = {"name": "a", "detectors": ["x"], "procedure": procedure, "calibration": "by_group", "boost": boost}
+        one, readings = SelectionConfig.model_validate({**asked, "alpha": 0.3}), []
+
+        def run_folds(folds: Any, readings: list[int] = readings) -> dict[int, Any]:
+            readings.append(len(folds))
+            halves = [RoleScores(audit.matrix[part], audit.groups[part], audit.keys[part]) for part in PARTS]
+            return {index: fold.merge(*map(fold.of_shard, halves)) for index, fold in folds}
+
+        question = SelectionInput(one, Level.of(one, None), 0, calibration, EMPTY, 3)
+        (made,) = run_queries([answer(question)], run_folds)
+        found[boost] = len(readings)
+        assert made.m == len(scored) + 3
+        assert made.counts is not None
+        assert boost is None or made.counts.counts[-1] == 3, "the last rank is that of documents without a score"
+    assert found["group"] == found[None] == 1
+
+
+PARTS = slice(0, 5), slice(5, None)
 
 
 # --- odd documents
