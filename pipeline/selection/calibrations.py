@@ -191,6 +191,11 @@ def _divided(grid: Grid, weight: Fraction) -> Grid:
     return replace(grid, numerators=np.array(divided), denominators=np.where(inside, one, 1))
 
 
+def group_codes(groups: Groups, names: Sequence[str]) -> np.ndarray:
+    """Position in `names` of the group of each document, int64; -1 for others and for none."""
+    return _codes(_strings(groups), names)
+
+
 def _strings(groups: Groups) -> pa.Array:
     array = groups.combine_chunks() if isinstance(groups, pa.ChunkedArray) else groups
     return array.cast(pa.string()) if isinstance(array, pa.Array) else pa.array(array, pa.string())

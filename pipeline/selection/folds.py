@@ -43,6 +43,11 @@ class RoleScores:
         """Scores of the first detector."""
         return self.matrix[:, 0]
 
+    def where(self, mask: np.ndarray) -> RoleScores:
+        """The documents of a bool mask, without versions or what depends on other documents."""
+        groups = None if self.groups is None else self.groups.filter(pa.array(mask))
+        return RoleScores(self.matrix[mask], groups, self.keys[mask])
+
     def draws(self, selection: SelectionConfig, seed: int) -> np.ndarray | None:
         """Random numbers that order equal scores; None if ties count against selection."""
         return tie_draws(self.keys, seed) if selection.ties == "random" else None

@@ -170,7 +170,8 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
         scaled = f" and {companion!r} behind it" if companion else ""
         count = len(selection.detectors)
         raise UserError(f"{where}: procedure {selection.procedure} takes 1 detector{scaled}, got {count}")
-    if (refused := chosen.refuses.get(selection.calibration)) is not None:
+    refuses = {**({} if chosen.is_valid(selection.reconformal) else chosen.refuses_heuristic), **chosen.refuses}
+    if (refused := refuses.get(selection.calibration)) is not None:
         raise UserError(f"{where}: procedure {selection.procedure} {refused}")
     _check_boost(selection, where)
     estimates, step_up = estimates_share(selection), procedure_of(selection.step_up)

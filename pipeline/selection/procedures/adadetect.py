@@ -12,12 +12,13 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.conformal import POOL_SIZE, RankCounts, Sample, calibrate, halves, ranks
+from pipeline.selection.combined import Level, calibrating_halves, combined_ranking, levelled
+from pipeline.selection.conformal import POOL_SIZE, RankCounts, Sample, calibrate, ranks
 from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
-from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee
+from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee, adapted
 from pipeline.selection.pool_score import PoolScore, center_and_scale, fit_pool, standardised_scores
 from pipeline.selection.procedures.record import (
-    ONLY_POOLED,
+    ONLY_AVERAGES,
     LastRank,
     Options,
     Procedure,
@@ -173,47 +174,50 @@ _ALSO_GIVEN = (
 
 def _answer(question: SelectionInput) -> Query[Answer]:
     """Learn a score that is invariant when a null document and a calibration document swap places, and rank by it."""
-    selection, seed, known = question.selection, question.seed, question.known
-    n_known = len(question.others.matrix)
+    selection = question.selection
+    calibrate(question.known.first)
+    question, level = yield from levelled(question)
+    known, n_known = question.known, len(question.others.matrix)
     pooled = selection.learn == "pool" and not n_known
-    calibrate(known.first)
     halved = not (n_known or pooled)
-    first = halves(known.keys, seed) if halved else np.zeros(len(known.keys), dtype=bool)
-    learnt = yield from (_learn_from_pool(question) if pooled else _learn(question, first))
-    calibration = calibrate(learnt.score(known.matrix[~first]))
+    first = calibrating_halves(question) if halved else np.zeros(len(known.keys), dtype=bool)
+    learnt = yield from (_learn_from_pool(question, level) if pooled else _learn(question, first, level))
+    place, against = combined_ranking(
+        lambda batch: learnt.score(batch.matrix), known.where(~first), selection, question.seed
+    )
 
     def rank(batch: RoleScores) -> np.ndarray:
-        return ranks(learnt.score(batch.matrix), calibration, "members", batch.draws(selection, seed))
+        return place(level(batch))
 
-    counts = yield from count_ranks(rank, calibration.size, question)
+    counts = yield from count_ranks(rank, against, question)
     inner, _ = applied_to(selection)
-    stated = _guarantee(n_known > 0, inner.estimates)
+    stated = adapted(_guarantee(n_known > 0, inner.estimates), counts.grid)
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
     details = {**decided.details, **({"known_members": float(n_known)} if n_known else {})}
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
-    answer = yield from by_ranks(decided, counts, (rank, calibration.size), question, "adadetect", halved)
+    answer = yield from by_ranks(decided, counts, (rank, against), question, "adadetect", halved)
     if isinstance(learnt, PoolScore):
         answer = replace(answer, weights=learnt.weights.tolist() if learnt.weights.size > 1 else None)
-    return replace(answer, fused=lambda batch: learnt.score(batch.matrix))
+    return replace(answer, fused=lambda batch: learnt.score(level(batch).matrix))
 
 
-def _learn(question: SelectionInput, first: np.ndarray) -> Query[AdaScore]:
+def _learn(question: SelectionInput, first: np.ndarray, level: Level) -> Query[AdaScore]:
     """Learn a score from known members, or without any from the calibration documents at `first`, a bool mask."""
     seed, known, others = question.seed, question.known, question.others
     sample = Sample.draw(known.keys[~first], known.matrix[~first], seed)
-    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed))
+    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(level(batch)), seed))
     sample = sample if audited is None else sample + audited
     if len(others.matrix):
         return fit_discriminant(others.matrix, sample.rows)
     return fit_score(known.matrix[first], sample.rows)
 
 
-def _learn_from_pool(question: SelectionInput) -> Query[PoolScore]:
+def _learn_from_pool(question: SelectionInput, level: Level) -> Query[PoolScore]:
     """Learn a score from the unordered pool of calibration and audited documents."""
     seed, known = question.seed, question.known
     sign = 1.0 if question.selection.direction == "members" else -1.0
     sample = Sample.draw(known.keys, known.matrix, seed, POOL_SIZE)
-    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(batch), seed, POOL_SIZE))
+    audited = yield Fold(lambda batch: Sample.draw(*_one_of_each_block(level(batch)), seed, POOL_SIZE))
     return fit_pool((sample if audited is None else sample + audited).rows, sign)
 
 
@@ -338,5 +342,5 @@ ADADETECT = Procedure(
     learns=True,
     smooths=True,
     reads_sought=True,
-    refuses=ONLY_POOLED,
+    refuses=ONLY_AVERAGES,
 )

@@ -137,6 +137,9 @@ class Options:
 ONLY_POOLED = {name: f"takes calibration pooled, got {name}" for name in ("by_group", "conditional")}
 """`Procedure.refuses` of procedures that rank among all known documents, on average over them."""
 
+ONLY_AVERAGES = {"conditional": "takes calibration pooled or by_group, got conditional"}
+"""`Procedure.refuses` of procedures whose ranks are valid on average over known documents, within groups too."""
+
 LastRank = Callable[[Fraction], int]
 """alpha -> last selected rank."""
 
@@ -182,6 +185,7 @@ class Procedure:
     weighs: bool = False  # its guarantee is proved for p-values divided by weights of groups
     per_list: bool = False  # its guarantee is for this list at the selection's confidence, not on average
     refuses: Mapping[str, str] = field(default_factory=dict)  # calibration -> reason, as a phrase after its name
+    refuses_heuristic: Mapping[str, str] = field(default_factory=dict)  # likewise, unless `is_valid`
     versions: ByVersions | None = None  # if it supports documents with versions
 
     def __reduce__(self) -> tuple[Callable[[str], Procedure], tuple[str]]:

@@ -12,11 +12,20 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.conformal import Grid, RankCounts, calibrate, halves, ranks
+from pipeline.selection.combined import calibrating_halves, combined_ranking, levelled
+from pipeline.selection.conformal import Grid, RankCounts, calibrate, ranks
 from pipeline.selection.folds import Answer, Fold, Judge, Query, RoleScores, SelectionInput, search_values
 from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
 from pipeline.selection.procedures.bh import BH
-from pipeline.selection.procedures.record import ONLY_POOLED, Options, Procedure, Rule, applied_to, decide, procedure_of
+from pipeline.selection.procedures.record import (
+    ONLY_AVERAGES,
+    Options,
+    Procedure,
+    Rule,
+    applied_to,
+    decide,
+    procedure_of,
+)
 from pipeline.selection.ranked import by_ranks, count_ranks, judge_ranks, resolution_at
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, pattern_value
@@ -97,27 +106,33 @@ def _fused(
 
 def _symmetric(question: SelectionInput) -> Query[Answer]:
     """Fusion with valid p-values in finite samples: `symmetric_weights` on split calibration documents."""
+    question, level = yield from levelled(question)
     selection, known, seed = question.selection, question.known, question.seed
     alpha, d = question.level.alpha, known.matrix.shape[1]
-    if len(known.matrix) < 4:
-        raise UserError(f"selection {selection.name}: td4eval needs at least 4 calibration documents")
-    reference = halves(known.keys, seed)
+    reference = calibrating_halves(question)
     n = int(reference.sum())
+    if len(known.matrix) < 4 or not n:
+        least = "4 calibration documents" if len(known.matrix) < 4 else "2 calibration documents in some group"
+        raise UserError(f"selection {selection.name}: td4eval needs at least {least}")
     rank = partial(_rank_each, _sorted_columns(known.matrix[reference]), selection.direction)
-    calibration_ranks = rank(RoleScores(known.matrix[~reference], None, known.keys[~reference]))
-    audit = yield from _count_each(rank, n, d, question.quarantined)
+    ranking = known.where(~reference)
+    calibration_ranks = rank(ranking)
+    audit = yield from _count_each(lambda batch: rank(level(batch)), n, d, question.quarantined)
     calibration = [RankCounts.of(calibration_ranks[:, i], n) for i in range(d)]
     weights = symmetric_weights(audit, calibration, alpha, selection.weights, seed)
-    statistics = calibrate(statistic(calibration_ranks, n, weights))
+
+    def fused(batch: RoleScores) -> np.ndarray:
+        return statistic(rank(batch), n, weights)
+
+    place_levelled, against = combined_ranking(fused, ranking, selection, seed)
 
     def place(batch: RoleScores) -> np.ndarray:
-        return ranks(statistic(rank(batch), n, weights), statistics, "members", batch.draws(selection, seed))
+        return place_levelled(level(batch))
 
-    counts = yield from count_ranks(place, statistics.size, question)
+    counts = yield from count_ranks(place, against, question)
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
-    ranking = place, statistics.size
-    answer = yield from by_ranks(decided, counts, ranking, question, "td4eval, reconformal", halved=True)
-    return replace(answer, weights=weights.tolist(), fused=lambda batch: statistic(rank(batch), n, weights))
+    answer = yield from by_ranks(decided, counts, (place, against), question, "td4eval, reconformal", halved=True)
+    return replace(answer, weights=weights.tolist(), fused=lambda batch: fused(level(batch)))
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
@@ -163,7 +178,8 @@ TD4EVAL = Procedure(
     several=True,
     fuses_p=True,
     smooths=True,
-    refuses=ONLY_POOLED,
+    refuses=ONLY_AVERAGES,
+    refuses_heuristic={"by_group": "takes calibration pooled, or by_group with reconformal: true, got by_group"},
 )
 
 
