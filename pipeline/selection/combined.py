@@ -16,6 +16,7 @@ from pipeline.config.selection import SelectionConfig
 from pipeline.selection.calibrations import Ranking, calibration_of, group_codes
 from pipeline.selection.conformal import POOL_SIZE, Sample, halves
 from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput
+from pipeline.selection.pool_score import center_and_scale
 
 Level = Callable[[RoleScores], RoleScores]
 """The same documents, with scores in units of their groups."""
@@ -34,9 +35,9 @@ class GroupLevels:
         """The levels of documents; the last column of `rows` is the position of the group, the others are scores."""
         matrix, code = rows[:, :-1], rows[:, -1]
         parts = [matrix[code == place] for place in range(len(names))] + [matrix]
-        quantiles = [np.quantile(part if len(part) else matrix, [0.16, 0.5, 0.84], axis=0) for part in parts]
-        low, center, high = np.stack(quantiles, axis=1)
-        return cls(names, center, np.where(high > low, (high - low) / 2, 1.0))
+        levels = [center_and_scale(part if len(part) else matrix) for part in parts]
+        center, scale = (np.stack(columns) for columns in zip(*levels, strict=True))
+        return cls(names, center, scale)
 
     def __call__(self, batch: RoleScores) -> RoleScores:
         """The documents in units of their groups; those of other groups, or of none, in units of all documents."""
