@@ -171,6 +171,8 @@ def print_plan(facts: dict[str, Any]) -> None:
 
         screen.lines(expected_text(expected))
     screen.lines(*(facts[key] for key in ("window", "windows") if key in facts))
+    if "chats" in facts:
+        screen.lines(facts["chats"]["sentence"])
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:

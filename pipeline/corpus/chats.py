@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.corpus.formats.base import Unreadable
@@ -40,6 +40,15 @@ class Conversation:
     def text(self) -> str:
         """The contents in order, a blank line between them: the text of the document without a template."""
         return "\n\n".join(turn.content for turn in self.turns)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the last turn of the assistant is not blank."""
+        return bool(next(turn.content.strip() for turn in reversed(self.turns) if turn.role == ASSISTANT))
+
+    def changed(self, change: Callable[[str], str]) -> Conversation:
+        """The conversation with a change of every content."""
+        return replace(self, turns=tuple(replace(turn, content=change(turn.content)) for turn in self.turns))
 
 
 def read_conversation(value: Any) -> Conversation | Unreadable:

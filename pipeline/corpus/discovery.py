@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from pipeline.config.corpus import Role, SourceConfig
 from pipeline.config.dialect import PLAIN, Dialect
 from pipeline.config.misplaced import instead_of_documents
+from pipeline.corpus.chats import Conversation, read_completion, read_conversation
 from pipeline.corpus.formats import (
     REMEDIES,
     content_format,
@@ -109,6 +110,7 @@ class DataFiles:
     count: int = 1  # number of files
     dialect: Dialect = PLAIN
     warning: str = ""  # about the columns
+    content: Literal["text", "messages", "prompt"] = "text"  # setting that names `text`
 
     @property
     def shown(self) -> str:
@@ -238,7 +240,7 @@ def _table_in(
     ) as error:
         raise _NotReadError(_why_not_readable(os.path.join(folder, path), form.name, error)) from None
     image = _image_column(columns, rows, os.path.join(folder, place))
-    if image is None and text_column(columns, rows) is None:
+    if image is None and chat_column(columns, rows) is None and text_column(columns, rows) is None:
         content = _other_content(os.path.join(folder, path))  # a packed file may be read as a table of one odd column
         raise _NotReadError(content or f"no column of text{_where_texts_are(rows)}")
     return (*key, image), rows
@@ -275,7 +277,7 @@ def _where_texts_are(rows: Sequence[Mapping[str, Any]]) -> str:
             if (column := text_column(list(inner[0]), inner)) is not None:
                 return f", but a field of {name} may be one: text: {column[0]}"
         if isinstance(value, list) and value and isinstance(value[0], Mapping) and is_message(value[0]):
-            return f", but {name} holds lists of messages: join the texts of each"
+            return f", but {name} holds lists of messages without an answer of the assistant"
         if isinstance(value, list) and value and isinstance(value[0], str):
             return f", but {name} holds lists of texts: join those of each"
     return ""
@@ -391,6 +393,23 @@ def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
     return longest, "it holds the longest texts"
 
 
+def chat_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The column of conversations, or `prompt` where prompts and completions stand in columns of these names.
+
+    None if there are no chats, or a column of texts has the default name.
+    """
+    if any(isinstance(row.get(TEXT_NAMES[0]), str) for row in rows):
+        return None
+    for column in columns:
+        values = [row.get(column) for row in rows if row.get(column) is not None]
+        read = [isinstance(read_conversation(value), Conversation) for value in values]
+        if read and 2 * sum(read) >= len(read):
+            return column
+    pairs = [(row["prompt"], row["completion"]) for row in rows if {"prompt", "completion"} <= row.keys()]
+    read = [isinstance(read_completion(*pair), Conversation) for pair in pairs]
+    return "prompt" if read and 2 * sum(read) >= len(read) else None
+
+
 def id_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], text: str) -> str | None:
     """The column of ids: chosen by its name, if no value is repeated in the first rows."""
     named = [column for name in ID_NAMES for column in columns if column.lower() == name]
@@ -488,12 +507,18 @@ def _described(
     rows: Sequence[Mapping[str, Any]],
     image: str | None,
 ) -> DataFiles:
+    content = chat_column(columns, rows) if image is None else None
     text, reason = text_column(columns, rows) or ("", "")
+    if content is not None:
+        text, reason = ("prompt" if content == "prompt" else content), "it holds chats"
     name = id_column(columns, rows, text)
     others = tuple(column for column in columns if column not in (text, name, image))
     role, word = guess_role(paths[0])
     if image is None:
-        return DataFiles(paths, form, text, reason, name, others, role, word)
+        key: Literal["text", "messages", "prompt"] = (
+            "text" if content is None else "prompt" if content == "prompt" else "messages"
+        )
+        return DataFiles(paths, form, text, reason, name, others, role, word, content=key)
     return DataFiles(paths, form, None, "", name, others, role, word, image, text or None)
 
 

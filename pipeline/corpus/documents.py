@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -334,8 +335,10 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
         chat, text = (None, read) if isinstance(read, Unreadable) else (read, read.text)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or text_problem(text)
     if problem is None and shard.transform is not None:
-        text = transform(text, shard.transform)
-        if not text.strip():
+        change = partial(transform, config=shard.transform)
+        chat = None if chat is None else chat.changed(change)
+        text = change(text) if chat is None else chat.text
+        if not text.strip() or (chat is not None and not chat.answered):
             problem = Unreadable(Reason.EMPTY, "nothing is left of it by text_transform")
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message), cause=problem.cause)

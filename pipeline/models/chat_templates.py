@@ -134,12 +134,18 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special | set(tokenizer.all_special_ids)
+        texts = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(self._special)]
+        self._control = re.compile("|".join(map(re.escape, texts)) or "(?!)")
         self._ends = self._turn_ends()
 
     def close(self) -> None:
         """End the worker process of a template of a file."""
         if isinstance(self._template, IsolatedTemplate):
             self._template.close()
+
+    def holds_control(self, conversation: Conversation) -> bool:
+        """Whether a content holds a special token of the tokenizer, which is tokenized as in a training."""
+        return any(self._control.search(turn.content) for turn in conversation.turns)
 
     def read(self, conversations: Sequence[Conversation], max_tokens: int) -> list[ReadChat | Unreadable]:
         """The tokens of conversations, and which of them are scored; the reason where none can be."""

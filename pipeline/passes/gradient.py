@@ -39,12 +39,15 @@ class Coverage:
     quantised: int  # number of quantized parameter tensors, which have no gradient
 
 
-def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
+def gradient_norms(
+    lm: LanguageModel, ids: Sequence[Sequence[int]], keep: Sequence[Sequence[bool]] | None = None
+) -> Tensor:
     """L2 norm of the gradient of each document's mean cross-entropy with respect to all parameters (Hu et al. 2025).
 
     Args:
         lm: model. Its parameters have no gradients afterwards.
         ids: token ids of each document. Lengths may differ; the batch is padded on the right.
+        keep: for each document, whether each token from the second on is in the mean; None: all are.
 
     Returns:
         (documents,) float64 on the model's device, >= 0; NaN if the model gives NaN or the text has one token. Up to
@@ -53,16 +56,22 @@ def gradient_norms(lm: LanguageModel, ids: Sequence[Sequence[int]]) -> Tensor:
     if not ids:
         return torch.zeros(0, dtype=torch.float64, device=lm.device)
     norms = partial(_norms, lm, gradient_coverage(lm.model))
-    return torch.cat(length_rule(lm.model).apply(norms, ids, list(map(len, ids))))
+    counted = [[True] * (len(one) - 1) for one in ids] if keep is None else keep
+    items = list(zip(ids, counted, strict=True))
+    return torch.cat(length_rule(lm.model).apply(norms, items, list(map(len, ids))))
 
 
-def _norms(lm: LanguageModel, coverage: Coverage, ids: Sequence[Sequence[int]]) -> Tensor:
+_Counted = tuple[Sequence[int], Sequence[bool]]
+"""Token ids of a document, and whether each from the second on is in the mean."""
+
+
+def _norms(lm: LanguageModel, coverage: Coverage, documents: Sequence[_Counted]) -> Tensor:
     if coverage.method == "batched":
-        squares = list(_batched(lm.model, ids, lm.device).values())
+        squares = list(_batched(lm.model, documents, lm.device).values())
         return torch.stack(squares).sum(0).sqrt()
     squares_of_documents = [
-        sum(_autograd_squares(lm.model, document, lm.device).values()) if len(document) > 1 else torch.nan
-        for document in ids
+        sum(_autograd_squares(lm.model, document, lm.device).values()) if any(document[1]) else torch.nan
+        for document in documents
     ]
     return torch.tensor(list(map(float, squares_of_documents)), dtype=torch.float64, device=lm.device).sqrt()
 
@@ -155,7 +164,10 @@ def _epsilon(module: Any) -> float | None:
 def _mismatch(model: Any) -> str:
     """Compare the batched method with autograd on two short documents; the first difference in one line, or ""."""
     table = model.get_input_embeddings().weight
-    ids = [[token % model.config.get_text_config().vocab_size for token in range(*ends)] for ends in ((0, 9), (7, 12))]
+    size = model.config.get_text_config().vocab_size
+    ids: list[_Counted] = [
+        ([token % size for token in range(*ends)], [True] * (ends[1] - ends[0] - 1)) for ends in ((0, 9), (7, 12))
+    ]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
         batched = _batched(model, ids, table.device)
@@ -178,7 +190,7 @@ def _mismatch(model: Any) -> str:
     return ""
 
 
-def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> dict[int, float]:
+def _autograd_squares(model: Any, document: _Counted, device: torch.device) -> dict[int, float]:
     """Squared norm of the gradient with respect to each parameter (by id), from autograd, for one document.
 
     Each gradient is freed as soon as its norm is known.
@@ -198,9 +210,11 @@ def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> d
             for parameter in counted:
                 parameter.requires_grad_(True)
                 handles.append(parameter.register_post_accumulate_grad_hook(note))
+            ids, counted_tokens = document
             tokens = torch.tensor([list(ids)], device=device)
             logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
-            functional.cross_entropy(logits, tokens[0, 1:].to(logits.device)).backward()
+            kept = torch.tensor(list(counted_tokens), device=logits.device)
+            functional.cross_entropy(logits[kept], tokens[0, 1:].to(logits.device)[kept]).backward()
     finally:
         for handle in handles:
             handle.remove()
@@ -210,16 +224,18 @@ def _autograd_squares(model: Any, ids: Sequence[int], device: torch.device) -> d
     return squares
 
 
-def _batched(model: Any, ids: Sequence[Sequence[int]], device: torch.device) -> _Squares:
+def _batched(model: Any, documents: Sequence[_Counted], device: torch.device) -> _Squares:
     """Squared norms of the gradients by (groups of) parameters; each (documents,) float64."""
     tail = find_tail(model)
     assert tail is not None
+    ids = [one for one, _ in documents]
     longest = max(2, *map(len, ids))
+    counted = [[*kept, *[False] * (longest - 1 - len(kept))] for _, kept in documents]
     table = model.get_input_embeddings()
     with torch.inference_mode(False), torch.enable_grad():
         # padded with a token of the document: another token could give NaN in a damaged model
         padded = torch.tensor([[*one, *[one[-1]] * (longest - len(one))] for one in ids], device=device)
-        sweep = _Sweep(padded, torch.tensor([len(one) for one in ids], device=device))
+        sweep = _Sweep(padded, torch.tensor(counted, device=device))
     try:
         _sweep_batch(tail, table, sweep)
     finally:
@@ -274,12 +290,11 @@ class _Group:
 class _Sweep:
     """One batch: keeps layer inputs until the gradients of the outputs are available, and sums squared norms."""
 
-    def __init__(self, padded: Tensor, lengths: Tensor) -> None:
+    def __init__(self, padded: Tensor, counted: Tensor) -> None:
         self.padded = padded
         self.documents = len(padded)
-        n = (lengths - 1)[:, None]
-        position = torch.arange(padded.shape[1] - 1, device=padded.device)
-        self.shares = (position < n).float() / n  # weights of positions; NaN without positions
+        # weights of positions in the mean; NaN without positions
+        self.shares = counted.float() / counted.sum(1, keepdim=True)
         self.squares: _Squares = {}
         self.groups: dict[int, _Group] = {}
         self.embedded: list[tuple[nn.Embedding, Tensor, Tensor]] = []  # ids and vectors (leaves)

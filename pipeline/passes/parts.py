@@ -242,16 +242,30 @@ def side_by_side(statistics: TokenStatistics, ids: Sequence[Sequence[int]], cuts
     return rearranged(statistics, mask, lambda values: values.flatten()[order])
 
 
-def gradients_in_parts(lm: LanguageModel, ids: Sequence[Sequence[int]], tokens: int, parts: PassSizes) -> Tensor:
+def gradients_in_parts(
+    lm: LanguageModel,
+    ids: Sequence[Sequence[int]],
+    keep: Sequence[Sequence[bool]] | None,
+    tokens: int,
+    parts: PassSizes,
+) -> Tensor:
     """`gradient_norms` in parts of `tokens` padded tokens, and in halves if out of memory.
 
     Args:
         lm: The model.
         ids: Token ids of each document.
+        keep: As of `gradient_norms`.
         tokens: maximum tokens of a part.
         parts: sizes of gradient passes of this model.
     """
-    return torch.cat(parts.run(lambda some: gradient_norms(lm, some), ids, [len(one) for one in ids], tokens))
+    lengths = [len(one) for one in ids]
+    if keep is None:
+        return torch.cat(parts.run(lambda some: gradient_norms(lm, some), ids, lengths, tokens))
+
+    def work(some: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> Tensor:
+        return gradient_norms(lm, [one for one, _ in some], [kept for _, kept in some])
+
+    return torch.cat(parts.run(work, list(zip(ids, keep, strict=True)), lengths, tokens))
 
 
 def _cuts(lengths: Sequence[int], tokens: int | None) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
@@ -14,7 +15,7 @@ from pipeline.checks.blind import sample_documents, windows_of_texts
 from pipeline.checks.dependence_plan import read_blocks
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
-from pipeline.corpus.documents import read_shard
+from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import measure_extent
 from pipeline.detectors.registry import needed_prefixes, parse_detectors
 from pipeline.endpoint.client import Usage
@@ -22,6 +23,7 @@ from pipeline.passes.budget import CPU_BUDGET
 from pipeline.plan.outlooks import adapters_and_calibration, outlooks
 from pipeline.plan.starter_text import MATRIX_PRODUCT
 from pipeline.run.plan import BYTES_PER_TOKEN, Plan
+from pipeline.stages.chat_scoring import read_chats
 from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, request_sizes
 
@@ -52,7 +54,9 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
     everything = sum(measure_extent(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
-    texts, length = _scored_texts(plan) or (1.0, min(average, config.max_tokens * config.windows))
+    chats = read_chats(plan.config, _first_documents(plan)) if config.corpus.has_chats else None
+    most = min(average, config.max_tokens * config.windows) if chats is None else chats.read
+    texts, length = _scored_texts(plan) or (1.0, most)
     tokens = round(total * texts * length)
     batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
     room = room_for(config.max_tokens, model.get("max_tokens"))
@@ -81,6 +85,7 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
         **({"windows": compare_windows(plan)} if config.windows > 1 else {}),
+        **({} if chats is None else {"chats": {**asdict(chats), "sentence": chats.sentence}}),
     }
 
 
@@ -92,14 +97,19 @@ def _scored_texts(plan: Plan) -> tuple[float, float] | None:
     corpus = plan.config.corpus
     if not corpus.has_versions and not corpus.has_ids:
         return None
-    first = islice(chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
-    scored = [document.texts for document in first if document.problem is None]
+    scored = [document.texts for document in _first_documents(plan)]
     if not scored:
         return None
     counts = [
         text.count(" ") + 1 if corpus.has_ids else len(text.encode()) / BYTES_PER_TOKEN for text in chain(*scored)
     ]
     return len(counts) / len(scored), fmean(min(count, plan.config.max_tokens) for count in counts)
+
+
+def _first_documents(plan: Plan) -> list[Document]:
+    """The readable ones of the first documents."""
+    first = islice(chain.from_iterable(map(read_shard, plan.shards)), SAMPLED)
+    return [document for document in first if document.problem is None]
 
 
 def measured_flops(dtype: str) -> float:

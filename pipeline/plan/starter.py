@@ -202,7 +202,9 @@ def source_settings(source: Source) -> list[Written]:
         if files.id is not None:
             settings.append(Written("id", files.id, (wording.PICTURE_IDS,)))
     elif files.text is not None:
-        settings.append(Written("text", files.text, (wording.guessed_text(files.text_reason, files.columns),)))
+        settings.append(Written(files.content, files.text, (wording.guessed_text(files.text_reason, files.columns),)))
+        if files.content == "prompt":
+            settings.append(Written("completion", "completion"))
         settings.append(Written("id", files.id, (wording.NO_IDS if files.id is None else wording.IDS,)))
     return settings
 
@@ -218,8 +220,10 @@ def source_notes(source: Source) -> list[str]:
 def joined(files: Sequence[DataFiles], reason: str) -> Source:
     """One source of files: those with the columns of the first table, if there is a table."""
     first = next((one for one in files if one.text is not None or one.id is not None), files[0])
-    columns = first.text, first.id, first.image, first.caption, first.dialect
-    same = tuple(one for one in files if (one.text, one.id, one.image, one.caption, one.dialect) == columns)
+    columns = (first.content, first.text), first.id, first.image, first.caption, first.dialect
+    same = tuple(
+        one for one in files if ((one.content, one.text), one.id, one.image, one.caption, one.dialect) == columns
+    )
     return Source(same, reason, tuple(one for one in files if one not in same))
 
 
@@ -316,4 +320,4 @@ def _columns(files: DataFiles) -> str:
     if files.text is None:
         return f"{wording.ONE_A_FILE}{dialect}"
     warning = f"; warning: {files.warning}" if files.warning else ""
-    return f"text: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"
+    return f"{files.content}: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
@@ -14,12 +16,15 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document
 from pipeline.corpus.formats.base import Unreadable
+from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import FORWARD, Detector, Pass
+from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
 from pipeline.models.chat_rendering import Template
 from pipeline.models.chat_templates import ChatSettings, ReadChat, chat_template, check_offsets
 from pipeline.models.checkpoints import locate
 from pipeline.models.tokens import Tokens, open_tokenizer
+from pipeline.passes.statistics import text_read
 from pipeline.stages.base import Entry, Output, Placement, Stage
 from pipeline.stages.score import Inputs, Scorer, ScoreSettings
 
@@ -48,6 +53,59 @@ def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSet
         )
     file = "" if given.template is None else os.path.basename(given.template)
     return ChatSettings(templates, file, given.score == "all")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForecast:
+    """What a model reads of some conversations, and what is scored of it."""
+
+    documents: int  # conversations with a scored token
+    read: float  # mean number of tokens that the model reads
+    scored: float  # mean number of tokens that are scored
+    too_short: int  # conversations of which max_tokens leaves no answer
+    refused: int  # conversations that the template refuses or does not render as they are
+    controlled: int  # conversations whose contents hold control tokens
+    max_tokens: int
+
+    @property
+    def sentence(self) -> str:
+        """The numbers in words, for `plan`."""
+        line = (
+            f"of the first {self.documents:,} chats a model reads {self.read:,.0f} tokens on average, and "
+            f"{self.scored:,.0f} of them are scored"
+        )
+        if self.too_short:
+            line += f"; max_tokens, {self.max_tokens:,}, leaves no answer of {self.too_short:,} more (too_short)"
+        if self.refused:
+            line += f"; {self.refused:,} more are refused by the chat template"
+        if self.controlled:
+            line += f"; control tokens stand in the contents of {self.controlled:,}"
+        return line
+
+
+def read_chats(config: AuditConfig, documents: Sequence[Document]) -> ChatForecast:
+    """What the audited model would read of some conversations.
+
+    Raises:
+        UserError: as `chat_settings`.
+    """
+    assert isinstance(config.model, ModelConfig)
+    settings, tokenizer = chat_settings(config, parse_detectors(config.detectors)), open_tokenizer(config.model)
+    template = settings.open("target", tokenizer)
+    chats = [document.chat for document in documents if document.chat is not None]
+    made = template.read(chats, config.max_tokens)
+    template.close()
+    read = [one for one in made if isinstance(one, ReadChat)]
+    reasons = Counter(one.reason for one in made if isinstance(one, Unreadable))
+    return ChatForecast(
+        len(read),
+        fmean([len(one.tokens.ids) for one in read] or [0]),
+        fmean([sum(one.scored) for one in read] or [0]),
+        reasons[Reason.TOO_SHORT],
+        reasons.total() - reasons[Reason.TOO_SHORT],
+        sum(template.holds_control(chat) for chat in chats),
+        config.max_tokens,
+    )
 
 
 def _read_template(path: str) -> str:
@@ -80,11 +138,17 @@ def _stamps(model: ModelConfig) -> tuple[Any, ...]:
     return tuple((state.st_size, state.st_mtime_ns) for state in states)
 
 
+_Variant = tuple[str, str]
+"""Model, "target" or "reference", and how its text is changed, as in `Pass`."""
+
+_PLAIN: _Variant = ("target", "plain")
+
+
 @dataclass(frozen=True, slots=True)
 class _ReadConversation(Conversation):
     """A conversation as each model of a scorer reads it."""
 
-    read: Mapping[str, ReadChat] = field(default_factory=dict)  # by the model, "target" or "reference"
+    read: Mapping[_Variant, ReadChat] = field(default_factory=dict)
 
 
 class ChatScorer(Scorer):
@@ -102,41 +166,51 @@ class ChatScorer(Scorer):
     def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
         """Render and tokenize conversations; those without a scored token are refused."""
         chats = [document.chat for document in documents if document.chat is not None]
-        of_models = {name: template.read(chats, self.max_tokens) for name, template in self.templates.items()}
+        variants = dict.fromkeys([_PLAIN, *((needed.model, needed.text) for needed in self.passes)])
+        of_variants = {
+            (model, text): self.templates[model].read([self._changed(chat, text) for chat in chats], self.max_tokens)
+            for model, text in variants
+        }
         usable = []
         for place, (document, chat) in enumerate(zip(documents, chats, strict=True)):
-            read = {name: some[place] for name, some in of_models.items()}
+            read = {variant: some[place] for variant, some in of_variants.items()}
             fault = next((one for one in read.values() if isinstance(one, Unreadable)), None)
             if fault is not None:
                 output.refuse(document, fault.reason, fault.message)
                 continue
-            made = {name: one for name, one in read.items() if isinstance(one, ReadChat)}
+            made = {variant: one for variant, one in read.items() if isinstance(one, ReadChat)}
             usable.append(replace(document, chat=_ReadConversation(chat.turns, read=made)))
         kept = {document.row: _read(document) for document in usable}
         return [self._restricted(entry, kept[entry.document.row]) for entry in super().prepare(usable, inputs, output)]
 
     def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of rendered conversations, and their answers."""
-        read = [_read(document)["target"] for document in documents]
+        read = [_read(document)[_PLAIN] for document in documents]
         return [chat.tokens for chat in read], [chat.answers for chat in read]
 
     def tokenise_passes(
         self, documents: Sequence[Document], kept: list[list[str]], ids: dict[Pass, list[list[int]]]
     ) -> None:
-        """Use the ids of the model of each pass."""
+        """Use the ids of the model and the changed contents of each pass."""
         for needed in self.passes:
-            if needed.model != "target":
-                ids[needed] = [_read(document)[needed.model].tokens.ids for document in documents]
-            elif needed != FORWARD:
-                ids[needed] = ids[FORWARD]
+            variant = needed.model, needed.text
+            ids[needed] = (
+                ids[FORWARD] if variant == _PLAIN else [_read(document)[variant].tokens.ids for document in documents]
+            )
 
-    def _restricted(self, entry: Entry, read: Mapping[str, ReadChat]) -> Entry:
+    def _changed(self, chat: Conversation, kind: str) -> Conversation:
+        """A conversation with its contents as a pass reads them."""
+        if kind == _PLAIN[1]:
+            return chat
+        return chat.changed(lambda content: text_read(content, kind, self.seed))
+
+    def _restricted(self, entry: Entry, read: Mapping[_Variant, ReadChat]) -> Entry:
         """A prepared conversation of which only the tokens of answers are scored."""
-        keep = {needed: read[needed.model].scored for needed in self.passes}
+        keep = {needed: read[needed.model, needed.text].scored for needed in self.passes}
         return replace(entry, work=replace(entry.work, keep=keep))
 
 
-def _read(document: Document) -> Mapping[str, ReadChat]:
+def _read(document: Document) -> Mapping[_Variant, ReadChat]:
     """A conversation as the models read it."""
     assert isinstance(document.chat, _ReadConversation)
     return document.chat.read

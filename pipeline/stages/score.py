@@ -375,11 +375,12 @@ class Scorer:
             statistics[needed] = from_log_probs([entry.log_probs[needed] for entry in batch], device)
         for needed, names in self.passes.items():
             model, ids = self.models[needed.model], [entry.ids[needed] for entry in batch]
+            keep = [entry.keep[needed] for entry in batch if entry.keep is not None]
             parts = self.parts[f"{needed.kind} {needed.model} {needed.prefix}"]
             with self.adapters.on(needed.adapter):
                 if needed.kind == "gradient":
-                    norms[needed] = gradients_in_parts(model, ids, self.gradient_tokens, parts)
-                    predicted[needed] = torch.tensor([len(one) - 1 for one in ids])
+                    norms[needed] = gradients_in_parts(model, ids, keep or None, self.gradient_tokens, parts)
+                    predicted[needed] = torch.tensor([sum(one) for one in keep] or [len(one) - 1 for one in ids])
                 elif needed.prefix is not None:
                     shots, places = self.prefixes[needed.prefix], [entry.places[needed.prefix] for entry in batch]
                     behind = list(zip(places, ids, strict=True))
@@ -392,7 +393,7 @@ class Scorer:
                 else:
                     in_parts = versions_in_parts if versions else forward_in_parts
                     statistics[needed] = in_parts(model, ids, names, parts)
-                    if keep := [entry.keep[needed] for entry in batch if entry.keep is not None]:
+                    if keep:
                         statistics[needed] = restricted(statistics[needed], keep)
         texts, *paraphrases = ([entry.texts[draw] for entry in batch] for draw in range(self.draws + 1))
         continuations = {continued: [e.continuations[continued] for e in batch] for continued in self.samples}

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.small_model import WORDS
 from pipeline.config.kinds import CHATS
@@ -22,6 +23,8 @@ from pipeline.errors import UserError
 from pipeline.models import chat_rendering, chat_templates
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate, ReadChat
 from pipeline.plan.description import build_config, load_config
+from pipeline.plan.forecast import forecast
+from pipeline.plan.starter import audit_starter
 from pipeline.results.summary import read_summary
 from pipeline.run.plan import make_plan
 from pipeline.stages.registry import check_stages
@@ -220,8 +223,6 @@ BAD: list[tuple[Any, str]] = [
 @pytest.fixture(scope="module")
 def chat_model(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model with a tokenizer that has a template, which refuses two turns of one role."""
-    from transformers import AutoModelForCausalLM
-
     folder = tmp_path_factory.mktemp("models") / "chat"
     tokenizer = chat_tokenizer(tiny_model_folder, templates.GEMMA)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_folder)
@@ -418,6 +419,91 @@ def test_a_template_that_does_not_end_costs_a_document_and_at_the_start_the_run(
     endless.close()
 
 
+def plain_gradient(model: Any, ids: list[int], scored: list[bool]) -> float:
+    """The norm of the gradient of the mean over scored tokens, by labels of -100."""
+    labels = [token if keep else -100 for token, keep in zip(ids, [False, *scored], strict=True)]
+    model.zero_grad()
+    model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
+    return float(sum(parameter.grad.double().square().sum() for parameter in model.parameters()) ** 0.5)
+
+
+def test_gradients_and_changed_copies_are_of_the_answers(tmp_path: Path, chat_model: Path) -> None:
+    rows = {"audit": talks(0, 12), "unseen": talks(300, 12)}
+    corpus = write_corpus(tmp_path, rows, messages="messages")
+    detectors = ["loss", "lowercase", "gradient_norm", {"gradient_norm": {"of": "sum"}}]
+    scored = rows_scored(run(tmp_path, settings(chat_model, corpus, detectors=detectors)).root)
+    tokenizer, model = AutoTokenizer.from_pretrained(chat_model), AutoModelForCausalLM.from_pretrained(chat_model)
+    template = ChatTemplate(templates.GEMMA, tokenizer)
+    lowered = write_corpus(
+        tmp_path,
+        {role: [{"messages": [{**m, "content": m["content"].lower()} for m in one["messages"]]} for one in some]
+         for role, some in rows.items()},
+        messages="messages",
+    )  # fmt: skip
+    low = rows_scored(run(tmp_path, settings(chat_model, lowered), "lowered").root)
+    for role, some in rows.items():
+        chats = [conversation(one["messages"]) for one in some]
+        for number, read in enumerate(template.read(chats, 1024)):
+            assert isinstance(read, ReadChat)
+            row = scored[f"{role}-{number}"]
+            norm = plain_gradient(model, read.tokens.ids, read.scored)
+            assert row["gradient_norm"] == pytest.approx(-norm, rel=1e-4)
+            assert row["gradient_norm(of=sum)"] == pytest.approx(-norm * sum(read.scored), rel=1e-4)
+            assert row["lowercase"] == pytest.approx(low[f"{role}-{number}"]["loss"] / row["loss"], rel=1e-4)
+
+
+def test_a_transform_changes_contents_and_not_the_template(tmp_path: Path, chat_model: Path) -> None:
+    changed = [
+        {"messages": chat("When?", f"On 17 May 2023 the {word} came.")} if dated else
+        {"messages": chat("When?", f"On the {word} came.")}
+        for dated in (True, False) for word in WORDS[:12]
+    ]  # fmt: skip
+    bare = {"id": "bare", "messages": chat("When?", "17 May 2023")}
+    corpus = write_corpus(tmp_path, {"audit": [*changed[:12], bare], "unseen": changed[12:]}, messages="messages")
+    given = settings(chat_model, corpus, text_transform={"dates": "remove"}, selections=[], error_budget=0.5)
+    store = run(tmp_path, given)
+    losses = {name: row["loss"] for name, row in rows_scored(store.root).items()}
+    same = [losses[f"unseen-{n}"] for n in range(12)]
+    assert [losses[f"audit-{n}"] for n in range(12)] == pytest.approx(same, abs=1e-6)
+    (refused,) = pq.read_table(f"{store.root}/quarantine").to_pylist()
+    assert (refused["doc_id"], refused["reason"]) == ("bare", "empty")
+
+
+def test_plan_states_tokens_read_and_scored_and_what_max_tokens_leaves(tmp_path: Path, chat_model: Path) -> None:
+    rows = {"audit": [{"messages": chat("a", "bb")}] * 10, "unseen": [{"messages": chat("a", "b<|im_end|>")}] * 10}
+    rows["unseen"] += [{"messages": chat(" ".join(WORDS), "Yes.")}] * 5
+    corpus = write_corpus(tmp_path, rows, messages="messages")
+    given = {"run": str(tmp_path / "no"), **settings(chat_model, corpus, max_tokens=40)}
+    facts = forecast(make_plan(build_config(given)), {})["chats"]
+    template = ChatTemplate(templates.GEMMA, AutoTokenizer.from_pretrained(chat_model))
+    read = template.read([conversation(rows[role][0]["messages"]) for role in rows], 40)
+    lengths = [len(one.tokens.ids) for one in read if isinstance(one, ReadChat)]
+    scored = [sum(one.scored) for one in read if isinstance(one, ReadChat)]
+    assert scored == [3, 3], "the answer, a control token in it or not, and the end of its turn"
+    assert (facts["documents"], facts["read"], facts["scored"]) == (20, sum(lengths) / 2, 3)
+    assert (facts["too_short"], facts["controlled"]) == (5, 10)
+    assert "40, leaves no answer of 5 more" in facts["sentence"]
+
+
+def test_init_recognises_chats(tmp_path: Path, chat_model: Path) -> None:
+    for name, rows in (
+        ("messages", talks(0, 12)),
+        ("shared", [{"conversations": shared(one["messages"])} for one in talks(0, 12)]),
+        ("json", [{"talk": json.dumps(one["messages"])} for one in talks(0, 12)]),
+        ("pairs", [as_pair(one["messages"], "texts") for one in talks(0, 12)]),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_corpus(folder, {"audit": rows, "unseen": rows})
+        config = yaml.safe_load(audit_starter(str(folder)).text)
+        column = {"messages": "messages", "shared": "conversations", "json": "talk"}.get(name)
+        expected = {"prompt": "prompt", "completion": "completion"} if column is None else {"messages": column}
+        for role in ("audit", "unseen"):
+            assert {**expected, "id": "id"}.items() <= config["corpus"][role].items()
+            assert "text" not in config["corpus"][role]
+        build_config(config)
+
+
 def test_what_chats_do_not_offer_is_refused_in_one_line(
     tmp_path: Path, chat_model: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -429,7 +515,7 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
         assert ended("plan", str(path)) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    for detector in ("recall", "dc_pdd", "camia", "samia", "lowercase", "gradient_norm", "fsd"):
+    for detector in ("recall", "dc_pdd", "camia", "samia", "knockoff", "fsd"):
         assert f"detector {detector}" in (line := refusal(detectors=[detector]))
         assert "the documents are chats: take " in line
         assert "loss" in line
@@ -437,8 +523,6 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
     line = user_error(build_config, {"run": "r", **settings(chat_model, texts, chat={}, selections=[])})
     assert line.startswith("chat needs chats, and the documents are texts: leave it out")
     write_corpus(tmp_path, {"audit": talks(0, 12), "unseen": talks(300, 12)})
-    line = refusal(text_transform={"dates": "remove"}, selections=[])
-    assert "text_transform needs texts to change, and the documents are chats" in line
     chat_model = tiny_model_folder
     assert "its tokenizer has no chat template; chat: {template: FILE} names one" in refusal()
     both = {role: {**source, "text": "text"} for role, source in corpus.items()}

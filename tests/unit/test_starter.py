@@ -560,7 +560,9 @@ def test_a_table_states_why_a_file_of_a_known_kind_is_not_taken(tmp_path: Path) 
     assert rows["lines.csv"] == "by its first bytes it is a gzip file: rename it to lines.csv.gz"
     assert "quoting: none" in rows["quotes.tsv"]
     assert rows["field.jsonl"] == "no column of text, but a field of page may be one: text: page.text"
-    assert rows["chat.jsonl"] == "no column of text, but messages holds lists of messages: join the texts of each"
+    assert rows["chat.jsonl"] == (
+        "no column of text, but messages holds lists of messages without an answer of the assistant"
+    )
     assert rows["whole.json"].startswith("no column of text: it is one object, whose data is a list of objects: jq")
 
 
