@@ -145,7 +145,7 @@ def brief_answer(summary: Summary, answer: AnswerText, model: str) -> BriefAnswe
         this_list=_this_list(summary),
         collection=_collection(summary),
         drawn=None if summary.smoothed is None else summary.smoothed.sentence(summary.n_selected),
-        weights=" ".join(learnt_sentences(summary)) or summary.weighting,
+        weights=" ".join(filter(None, [*learnt_sentences(summary), summary.weighting])) or None,
         lights=shown,
     )
 

@@ -1,7 +1,8 @@
 """Scores that combine several detectors, ranked with any calibration: levels of groups, halves, and the ranks.
 
 By group a combined score is ranked within groups. It is computed from rows in units of their group, so that groups of
-other levels and scales are not taken for members. The proof is in docs/methods.md, section 3.8.
+other levels and scales are not taken for members. Weights of groups follow from the combined score. The proof is in
+docs/methods.md, section 3.8.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.config.selection import SelectionConfig
-from pipeline.selection.calibrations import Ranking, calibration_of, group_codes
+from pipeline.selection.calibrations import calibration_of, group_codes
 from pipeline.selection.conformal import POOL_SIZE, Sample, halves
-from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput
+from pipeline.selection.folds import Fold, Query, RoleScores, SelectionInput, over
 from pipeline.selection.pool_score import center_and_scale
+from pipeline.selection.ranked import Counted, count_calibrated
 
 Level = Callable[[RoleScores], RoleScores]
 """The same documents, with scores in units of their groups."""
@@ -82,21 +83,30 @@ def _unchanged(batch: RoleScores) -> RoleScores:
     return batch
 
 
-def combined_ranking(
-    score: Callable[[RoleScores], np.ndarray], calibrating: RoleScores, selection: SelectionConfig, seed: int
-) -> Ranking:
-    """The ranks of a combined score, higher is more evidence against the null, with the selection's calibration.
+def count_combined(
+    score: Callable[[RoleScores], np.ndarray], level: Level, calibrating: RoleScores, question: SelectionInput
+) -> Query[Counted]:
+    """Count the ranks of a combined score, with the calibration and the weights of groups of the selection.
 
     Args:
-        score: of a batch, float64, (documents,).
-        calibrating: the calibration documents that rank.
-        selection: its calibration and what it does with ties; the direction does not matter.
-        seed: seed of random ties.
+        score: of documents in units of their groups, higher is more evidence against the null: float64, (documents,).
+        level: puts documents in units of their groups.
+        calibrating: the calibration documents that rank, in these units.
+        question: the selection and its inputs.
+
+    Raises:
+        UserError: as `ranked.count_calibrated`.
     """
-    upward = selection.model_copy(update={"direction": "members"})
+    upward = question.selection.model_copy(update={"direction": "members"})
     scored = partial(_with_score, score)
-    rank, against = calibration_of(selection.calibration).ranking(upward, seed, scored(calibrating))
-    return lambda batch: rank(scored(batch)), against
+    combined = replace(question, selection=upward, known=scored(calibrating))
+
+    def view(batch: RoleScores) -> RoleScores:
+        return scored(level(batch))
+
+    counted = yield from over(view, count_calibrated(combined))
+    rank, against = counted.ranking
+    return replace(counted, ranking=(lambda batch: rank(view(batch)), against))
 
 
 def _with_score(score: Callable[[RoleScores], np.ndarray], batch: RoleScores) -> RoleScores:

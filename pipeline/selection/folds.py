@@ -165,6 +165,21 @@ def fold_once(fold: Fold) -> Query[Any]:
     return (yield fold)
 
 
+def over(view: Callable[[RoleScores], RoleScores], query: Query[T]) -> Query[T]:
+    """Run a query on another view of the documents, such as their combined score."""
+    result = None
+    while True:
+        try:
+            fold = query.send(result)
+        except StopIteration as done:
+            return done.value
+        result = yield Fold(partial(_of_view, view, fold), fold.merge)
+
+
+def _of_view(view: Callable[[RoleScores], RoleScores], fold: Fold, batch: RoleScores) -> Any:
+    return fold.of_shard(view(batch))
+
+
 def together(first: Query[S], second: Query[T]) -> Query[tuple[S, T]]:
     """Run two queries at once, so that each reading of the shards answers a fold of both."""
     queries: list[Query[Any]] = [first, second]

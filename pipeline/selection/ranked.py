@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
@@ -15,7 +15,7 @@ from pipeline.selection.calibrations import Ranking, calibration_of
 from pipeline.selection.conformal import Grid, RankCounts, p_values
 from pipeline.selection.folds import Answer, Basis, Fold, Judge, Query, RoleScores, SelectionInput
 from pipeline.selection.group_weights import boosted
-from pipeline.selection.guarantees import StrictAnswer
+from pipeline.selection.guarantees import GroupWeight, StrictAnswer
 from pipeline.selection.procedures.bh import bh
 from pipeline.selection.procedures.estimating import storey, storey_cut, strict
 from pipeline.selection.procedures.record import Decision, Rule, decide, procedure_of
@@ -26,6 +26,32 @@ from pipeline.selection.step_up import minimum_selectable
 MOST_KNOWN = 1 << 62
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """The ranks of one score with the calibration of a selection, and how many audit documents have each."""
+
+    ranking: Ranking
+    counts: RankCounts  # with quarantined documents, at the last rank
+    groups: list[GroupWeight] | None = None  # None: p-values are not divided by weights of groups
+    regridded: Grid | None = None  # of the p-values, if it is not that of the ranks
+
+
+def count_calibrated(question: SelectionInput) -> Query[Counted]:
+    """Count the ranks of the first score, with the calibration and the weights of groups of the selection.
+
+    Raises:
+        UserError: no audit documents, or as the calibration.
+    """
+    selection, calibration = question.selection, calibration_of(question.selection.calibration)
+    if selection.boost is not None:
+        ranking, scored, groups = yield from boosted(question, partial(_count_scored, question))
+        return Counted(ranking, _with_quarantined(scored, question), groups)
+    rank, against = calibration.ranking(selection, question.seed, question.known)
+    regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
+    counts = yield from count_ranks(rank, against, question, regridded)
+    return Counted((rank, against), counts, None, regridded)
+
+
 def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Decision]] | None = None) -> Query[Answer]:
     """Decide by the ranks of one detector's scores with the calibration of the selection.
 
@@ -33,17 +59,9 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
         question: the selection and its inputs.
         deciding: generator of folds that the decision needs; None: none.
     """
-    selection, level, others = question.selection, question.level, question.others
-    calibration = calibration_of(selection.calibration)
-    groups = regridded = None
-    if selection.boost is None:
-        rank, against = calibration.ranking(selection, question.seed, question.known)
-        regridded = calibration.regridded(selection, against.n if isinstance(against, Grid) else against)
-        counts = yield from count_ranks(rank, against, question, regridded)
-    else:
-        (rank, against), scored, groups = yield from boosted(question, partial(_count_scored, question))
-        counts = _with_quarantined(scored, question)
-    lambda_ = selection.exact_lambda
+    level, others = question.level, question.others
+    counted = yield from count_calibrated(question)
+    (rank, against), counts, regridded = counted.ranking, counted.counts, counted.regridded
     known = RankCounts.of(rank(others), against) if len(others.matrix) else None
     if regridded is not None:
         against = regridded
@@ -51,9 +69,9 @@ def ranked(question: SelectionInput, deciding: Callable[[RankCounts], Query[Deci
     if deciding is not None:
         decided = yield from deciding(counts)
     else:
-        decided = decide(selection.procedure, counts, level.alpha, known, lambda_)
+        decided = decide(question.selection.procedure, counts, level.alpha, known, question.selection.exact_lambda)
     answer = yield from by_ranks(decided, counts, (rank, against), question)
-    return replace(answer, groups=groups)
+    return replace(answer, groups=counted.groups)
 
 
 def by_ranks(

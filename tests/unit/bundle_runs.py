@@ -54,6 +54,13 @@ ASKED: dict[str, dict[str, Any]] = {
         "learn": "split",
         "ranks": "smoothed",
     },
+    "boosted-learnt": {
+        "procedure": "adadetect",
+        "detectors": ["loss", "min_k"],
+        "learn": "pool",
+        "calibration": "by_group",
+        "boost": "group",
+    },
 }
 """Every procedure, calibration and direction."""
 

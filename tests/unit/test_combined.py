@@ -112,9 +112,6 @@ def test_what_is_not_proved_or_has_no_documents_is_refused_in_one_line() -> None
     conditional = {"procedure": "adadetect", "calibration": "conditional"}
     line = user_error(seenset.select, audited, unseen=known, **conditional)
     assert "takes calibration pooled or by_group, got conditional" in line
-    boosted = {"procedure": "adadetect", "calibration": "by_group", "boost": "group"}
-    line = user_error(seenset.select, audited, unseen=known, **boosted)
-    assert "boost group takes procedure bh or storey, got adadetect" in line
     few = pa.table({"doc_id": list("vwxyz"), "group": list("abcde"), "d": np.arange(5.0), "e": np.arange(5.0)})
     line = user_error(seenset.select, few, unseen=few, calibration="by_group", **WAYS["fused"])
     assert "td4eval needs at least 2 calibration documents in some group" in line

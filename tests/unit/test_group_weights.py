@@ -338,8 +338,11 @@ def test_scores_near_the_largest_number_are_answered() -> None:
     [
         ({"calibration": "pooled"}, "boost group weighs the groups of calibration by_group, got calibration pooled"),
         ({"calibration": "conditional"}, "got calibration conditional"),
-        ({"procedure": "by"}, "boost group takes procedure bh or storey, got by: for others no guarantee"),
-        ({"procedure": "ptdi"}, "boost group takes procedure bh or storey, got ptdi"),
+        (
+            {"procedure": "by"},
+            "boost group takes procedure adadetect, bh, storey or td4eval, got by: for others no guarantee",
+        ),
+        ({"procedure": "ptdi"}, "boost group takes procedure adadetect, bh, storey or td4eval, got ptdi"),
         ({"boost": "source"}, "boost: input should be 'group', got 'source'"),
     ],
 )

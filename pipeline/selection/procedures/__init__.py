@@ -223,10 +223,10 @@ def _check_boost(selection: SelectionConfig, where: str) -> None:
             f"{where}: boost group weighs the groups of calibration by_group, got calibration {selection.calibration}"
         )
     if not procedure_of(selection.procedure).weighs:
-        proved = " or ".join(name for name, one in PROCEDURES.items() if one.weighs)
+        *proved, last = (name for name, one in PROCEDURES.items() if one.weighs)
         raise UserError(
-            f"{where}: boost group takes procedure {proved}, got {selection.procedure}: for others no guarantee with "
-            "weights is proved"
+            f"{where}: boost group takes procedure {', '.join(proved)} or {last}, got {selection.procedure}: for "
+            "others no guarantee with weights is proved"
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError
-from pipeline.selection.combined import Level, calibrating_halves, combined_ranking, levelled
+from pipeline.selection.combined import Level, calibrating_halves, count_combined, levelled
 from pipeline.selection.conformal import POOL_SIZE, RankCounts, Sample, calibrate, ranks
 from pipeline.selection.folds import Answer, Fold, Query, RoleScores, SelectionInput
 from pipeline.selection.guarantees import EXCHANGEABLE, ON_AVERAGE, SHARE, Guarantee, adapted
@@ -26,7 +26,7 @@ from pipeline.selection.procedures.record import (
     decide,
     procedure_of,
 )
-from pipeline.selection.ranked import by_ranks, count_ranks
+from pipeline.selection.ranked import by_ranks
 from pipeline.wording import documents
 
 if TYPE_CHECKING:
@@ -182,23 +182,17 @@ def _answer(question: SelectionInput) -> Query[Answer]:
     halved = not (n_known or pooled)
     first = calibrating_halves(question) if halved else np.zeros(len(known.keys), dtype=bool)
     learnt = yield from (_learn_from_pool(question, level) if pooled else _learn(question, first, level))
-    place, against = combined_ranking(
-        lambda batch: learnt.score(batch.matrix), known.where(~first), selection, question.seed
-    )
-
-    def rank(batch: RoleScores) -> np.ndarray:
-        return place(level(batch))
-
-    counts = yield from count_ranks(rank, against, question)
+    counted = yield from count_combined(lambda batch: learnt.score(batch.matrix), level, known.where(~first), question)
+    counts = counted.counts
     inner, _ = applied_to(selection)
     stated = adapted(_guarantee(n_known > 0, inner.estimates), counts.grid)
     decided = decide(inner.name, counts, question.level.alpha, lambda_=selection.exact_lambda)
     details = {**decided.details, **({"known_members": float(n_known)} if n_known else {})}
     decided = replace(decided, assumption=stated.assumption, promise=stated.promise, details=details)
-    answer = yield from by_ranks(decided, counts, (rank, against), question, "adadetect", halved)
+    answer = yield from by_ranks(decided, counts, counted.ranking, question, "adadetect", halved)
     if isinstance(learnt, PoolScore):
         answer = replace(answer, weights=learnt.weights.tolist() if learnt.weights.size > 1 else None)
-    return replace(answer, fused=lambda batch: learnt.score(level(batch).matrix))
+    return replace(answer, groups=counted.groups, fused=lambda batch: learnt.score(level(batch).matrix))
 
 
 def _learn(question: SelectionInput, first: np.ndarray, level: Level) -> Query[AdaScore]:
@@ -342,5 +336,6 @@ ADADETECT = Procedure(
     learns=True,
     smooths=True,
     reads_sought=True,
+    weighs=True,
     refuses=ONLY_AVERAGES,
 )

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.selection.combined import calibrating_halves, combined_ranking, levelled
+from pipeline.selection.combined import calibrating_halves, count_combined, levelled
 from pipeline.selection.conformal import Grid, RankCounts, calibrate, ranks
 from pipeline.selection.folds import Answer, Fold, Judge, Query, RoleScores, SelectionInput, search_values
 from pipeline.selection.guarantees import NULLS, SHARE, Guarantee
@@ -26,7 +26,7 @@ from pipeline.selection.procedures.record import (
     decide,
     procedure_of,
 )
-from pipeline.selection.ranked import by_ranks, count_ranks, judge_ranks, resolution_at
+from pipeline.selection.ranked import by_ranks, judge_ranks, resolution_at
 from pipeline.selection.step_up import ONE, step_up
 from pipeline.selection.thresholds import NO_VALUE, Holds, Threshold, find_place, pattern_value
 
@@ -124,15 +124,11 @@ def _symmetric(question: SelectionInput) -> Query[Answer]:
     def fused(batch: RoleScores) -> np.ndarray:
         return statistic(rank(batch), n, weights)
 
-    place_levelled, against = combined_ranking(fused, ranking, selection, seed)
-
-    def place(batch: RoleScores) -> np.ndarray:
-        return place_levelled(level(batch))
-
-    counts = yield from count_ranks(place, against, question)
+    counted = yield from count_combined(fused, level, ranking, question)
+    counts = counted.counts
     decided = decide(selection.step_up, counts, alpha, lambda_=selection.exact_lambda)
-    answer = yield from by_ranks(decided, counts, (place, against), question, "td4eval, reconformal", halved=True)
-    return replace(answer, weights=weights.tolist(), fused=lambda batch: fused(level(batch)))
+    answer = yield from by_ranks(decided, counts, counted.ranking, question, "td4eval, reconformal", halved=True)
+    return replace(answer, groups=counted.groups, weights=weights.tolist(), fused=lambda batch: fused(level(batch)))
 
 
 def _sorted_columns(matrix: np.ndarray) -> list[np.ndarray]:
@@ -178,6 +174,7 @@ TD4EVAL = Procedure(
     several=True,
     fuses_p=True,
     smooths=True,
+    weighs=True,
     refuses=ONLY_AVERAGES,
     refuses_heuristic={"by_group": "takes calibration pooled, or by_group with reconformal: true, got by_group"},
 )
