@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 
@@ -75,14 +76,15 @@ def ranks(
     """
     values = np.asarray(scores, dtype=np.float64)
     refuse_nan(values, "audit")
-    left = np.searchsorted(calibration_sorted, values, side="left").astype(np.int64)
-    right = np.searchsorted(calibration_sorted, values, side="right").astype(np.int64)
-    if direction == "members":
-        more_extreme, as_extreme = calibration_sorted.size - right, calibration_sorted.size - left
-    else:
-        more_extreme, as_extreme = left, right
+
+    def extreme(side: Literal["left", "right"]) -> np.ndarray:
+        below = np.searchsorted(calibration_sorted, values, side=side).astype(np.int64, copy=False)
+        return calibration_sorted.size - below if direction == "members" else below
+
+    as_extreme = extreme("left" if direction == "members" else "right")
     if draws is None:
         return as_extreme + 1
+    more_extreme = extreme("right" if direction == "members" else "left")
     places = (as_extreme - more_extreme + 1).astype(np.uint64)
     return more_extreme + 1 + (draws * places >> np.uint64(32)).astype(np.int64)
 
@@ -249,39 +251,53 @@ def halves(id_keys: np.ndarray, seed: int) -> np.ndarray:
 class Sample:
     """The at most `size` documents with the smallest hashes (other hashes than those of `halves`).
 
-    `hashes` is uint64, ascending, (k,); `rows` float64, (k, columns). Merging keeps the smallest of both, so the
-    sample of a corpus does not depend on its shards. It does not contain the roles of documents, so it is a
-    function of the set of documents, invariant when two of them swap roles.
+    Merging keeps the smallest of both, so the sample of a corpus does not depend on its shards. It does not contain the
+    roles of documents, so it is a function of the set of documents, invariant when two of them swap roles.
     """
 
     size: int
-    hashes: np.ndarray
-    rows: np.ndarray
+    unsorted_hashes: np.ndarray  # uint64, (k,), in any order: a merge needs none
+    unsorted_rows: np.ndarray  # float64, (k, columns), of the same documents
 
     @classmethod
     def draw(cls, id_keys: np.ndarray, rows: np.ndarray, seed: int, size: int = SAMPLE_SIZE) -> Sample:
         """The sample of one shard: int64 keys (documents,), rows (documents, columns)."""
         return cls._smallest(size, hash_for(id_keys, seed, _SAMPLE), np.asarray(rows, dtype=np.float64))
 
+    @property
+    def hashes(self) -> np.ndarray:
+        """The hashes, uint64, ascending, (k,)."""
+        return np.sort(self.unsorted_hashes)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows by ascending hash: float64, (k, columns)."""
+        return self.unsorted_rows[np.argsort(self.unsorted_hashes, kind="stable")]
+
     def __add__(self, other: Sample) -> Sample:
         """The sample of both; commutative and associative."""
         one, two, size = self, other, min(self.size, other.size)
-        if one.hashes.size >= size:  # most documents of a further shard are beyond a full sample
-            two = two._below(one.hashes[size - 1])
-        if two.hashes.size >= size:
-            one = one._below(two.hashes[size - 1])
-        hashes = np.concatenate([one.hashes, two.hashes])
-        return Sample._smallest(size, hashes, np.concatenate([one.rows, two.rows]))
+        if one.unsorted_hashes.size >= size:  # most documents of a further shard are beyond a full sample
+            two = two._below(one.unsorted_hashes.max())
+        if two.unsorted_hashes.size >= size:
+            one = one._below(two.unsorted_hashes.max())
+        hashes = np.concatenate([one.unsorted_hashes, two.unsorted_hashes])
+        return Sample._smallest(size, hashes, np.concatenate([one.unsorted_rows, two.unsorted_rows]))
 
     def _below(self, most: np.uint64) -> Sample:
         """The documents with hashes up to `most`."""
-        count = int(np.searchsorted(self.hashes, most, side="right"))
-        return Sample(self.size, self.hashes[:count], self.rows[:count])
+        inside = self.unsorted_hashes <= most
+        return Sample(self.size, self.unsorted_hashes[inside], self.unsorted_rows[inside])
 
     @classmethod
     def _smallest(cls, size: int, hashes: np.ndarray, rows: np.ndarray) -> Sample:
-        order = np.argsort(hashes, kind="stable")[:size]
-        return cls(size, hashes[order], rows[order])
+        if hashes.size <= size:
+            return cls(size, hashes, rows)
+        last = np.partition(hashes, size - 1)[size - 1]
+        inside = np.flatnonzero(hashes <= last)
+        if inside.size > size:  # of equal hashes at the end, the first
+            inside = inside[np.argsort(hashes[inside], kind="stable")[:size]]
+        return cls(size, hashes[inside], rows[inside])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

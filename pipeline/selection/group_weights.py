@@ -61,8 +61,8 @@ def count_high(pools: GroupPools) -> tuple[np.ndarray, np.ndarray]:
     depend on the order or the roles of documents, nor on the level and the scale of a group.
     """
     groups = pools.audited.size
-    order = np.lexsort(pools.sample.rows.T)  # by group, then by score
-    scores, code = pools.sample.rows[order].T
+    rows = pools.sample.rows
+    scores, code = rows[np.lexsort(rows.T)].T  # by group, then by score
     ends = np.searchsorted(code, np.arange(groups), side="right")
     parts = np.split(scores, ends[:-1])
     standardised: list[np.ndarray] = []
