@@ -330,6 +330,6 @@ def _inputs(base: nn.Module, generator: Any) -> Tensor | None:
     if isinstance(base, torch.nn.Embedding):
         return torch.randint(0, base.num_embeddings, (1, _ROWS), generator=generator).to(weight.device)
     if isinstance(base, (torch.nn.Linear, Conv1D)):
-        features = weight.shape[0] if isinstance(base, Conv1D) else weight.shape[1]
+        features = weight.shape[0] if isinstance(base, Conv1D) else base.in_features  # weights of 4 bits are packed
         return torch.randn(1, _ROWS, features, generator=generator).to(weight.device)
     return None
