@@ -55,6 +55,12 @@ NEUTRAL = {
 }
 """Files that are read, but not in the fingerprint: why their content cannot change a score."""
 
+NEUTRAL_OF_ADAPTER = {
+    "training.json": NEUTRAL["training.json"],
+    "tokenizer.json": "its tokens are counted: an adapter with others than its base is refused",
+}
+"""The same of an adapter, whose texts are read by the tokenizer of its base."""
+
 _CODE_SETTINGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _PRUNED = re.compile(r"\.|__pycache__$|checkpoint-\d+$|(original|onnx|openvino|coreml|runs|wandb)$")  # folders
 _OTHER_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_data|ot|tflite|npz)$", re.I)
@@ -162,7 +168,7 @@ def adapter_files(folder: Path, shown: str) -> FolderFiles:
     chooser = _Chooser(Path(os.path.realpath(folder)), Allowed(f"adapter {shown}"))
     names = chooser.matching(*ADAPTER_FILES)
     places = {name: chooser.place(name, weights=name != ADAPTER_CONFIG) for name in names}
-    neutral = chooser.matching("training.json")
+    neutral = chooser.matching(*NEUTRAL_OF_ADAPTER)
     places |= {name: chooser.place(name) for name in neutral}
     weights = tuple(name for name in names if name != ADAPTER_CONFIG)
     return FolderFiles(chooser.folder, names, neutral=neutral, weights=weights, places=places)

@@ -26,7 +26,7 @@ from test_model_files import (
 
 from pipeline.config.models import ModelConfig
 from pipeline.models.checkpoints import check_files
-from pipeline.models.model_files import NEUTRAL, adapter_files
+from pipeline.models.model_files import NEUTRAL, NEUTRAL_OF_ADAPTER, adapter_files
 
 WORK = str(Path(__file__).with_name("open_model_in_every_way.py"))
 Prepare = Callable[[Path, Path], dict[str, Any]]
@@ -178,13 +178,14 @@ def test_only_files_of_the_fingerprint_are_opened(
 ) -> None:
     _, folder, settings = prepared[name]
     config = ModelConfig(**settings)
-    known = [check_files(config).files]
+    known, neutral = [check_files(config).files], NEUTRAL.keys()
     if config.adapter is not None:
         known.append(adapter_files(Path(config.adapter), ""))
+        neutral |= NEUTRAL_OF_ADAPTER.keys()
     here = {path for path in opened if path.is_relative_to(folder)}
     hashed = {each.places[name] for each in known for name in each.hashed}
-    neutral = {each.places[name] for each in known for name in each.neutral if Path(name).name in NEUTRAL}
-    assert here <= hashed | neutral, sorted(map(str, here - hashed - neutral))
+    unhashed = {each.places[name] for each in known for name in each.neutral if Path(name).name in neutral}
+    assert here <= hashed | unhashed, sorted(map(str, here - hashed - unhashed))
     assert {each.places[name] for each in known for name in each.weights} <= here, "the watch saw too little"
     assert len(here & hashed) >= (1 if "GGUF" in name else 3)
 
