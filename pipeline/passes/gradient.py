@@ -213,8 +213,8 @@ def _autograd_squares(model: Any, document: _Counted, device: torch.device) -> d
             ids, counted_tokens = document
             tokens = torch.tensor([list(ids)], device=device)
             logits = model(input_ids=tokens, use_cache=False).logits[0, :-1].float()
-            kept = torch.tensor(list(counted_tokens), device=logits.device)
-            functional.cross_entropy(logits[kept], tokens[0, 1:].to(logits.device)[kept]).backward()
+            left_out = ~torch.tensor(list(counted_tokens), device=logits.device)
+            functional.cross_entropy(logits, tokens[0, 1:].to(logits.device).masked_fill(left_out, -100)).backward()
     finally:
         for handle in handles:
             handle.remove()

@@ -87,7 +87,7 @@ def counted_kept(config: Any, dtype: torch.dtype, layers: int) -> float:
     model = on_meta(config, dtype, layers)
     ids = torch.zeros(BATCH, LENGTH, dtype=torch.long, device="meta")
     with torch.enable_grad(), Alive(model) as alive:
-        sweep = _Sweep(ids, torch.full((BATCH,), LENGTH, device="meta"))
+        sweep = _Sweep(ids, torch.full((BATCH, LENGTH - 1), True, device="meta"))
         handles = [handle for module in model.base_model.modules() for handle in sweep.hook(module)]
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         assert hidden.requires_grad

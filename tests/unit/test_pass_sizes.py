@@ -89,11 +89,11 @@ def test_passes_in_parts_are_one_table() -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval().requires_grad_(False)
     lm = LanguageModel(model, None, torch.device("cpu"), None)
-    whole, norms = forward(lm, IDS, STATISTICS), gradients_in_parts(lm, IDS, 10**6, PassSizes())
+    whole, norms = forward(lm, IDS, STATISTICS), gradients_in_parts(lm, IDS, None, 10**6, PassSizes())
     assert [len(part) for part in PassSizes(failed=[(5, 1)]).run(list, IDS, [len(one) for one in IDS])] == [4, 4]
     parts = forward_in_parts(lm, IDS, STATISTICS, PassSizes(failed=[(5, 1)]))
     assert torch.equal(parts.mask, whole.mask)
     for name in STATISTICS:
         torch.testing.assert_close(found_of(parts, name), found_of(whole, name), rtol=1e-4, atol=1e-5)
-    halves = gradients_in_parts(lm, IDS, 10**6, PassSizes(failed=[(5, 1)]))
+    halves = gradients_in_parts(lm, IDS, None, 10**6, PassSizes(failed=[(5, 1)]))
     torch.testing.assert_close(halves, norms, rtol=1e-5, atol=0)
