@@ -36,16 +36,19 @@ class Audit:
     auc: float = 0.95
     digits: int | None = None
     groups: int = 1
+    outliers: float = 0.0  # share of documents of both roles whose score is 6 higher
 
     def draw(self, rng: np.random.Generator) -> tuple[Scores, np.ndarray]:
-        """The scores of unseen, then of audited documents, and which are members. Groups differ in all but size."""
-        group = np.concatenate([np.arange(self.n) % self.groups, rng.integers(0, self.groups, self.m)])
+        """The scores of unseen, then of audited documents, and which are members; roles mix groups differently."""
+        mix = np.arange(1, self.groups + 1) / (self.groups * (self.groups + 1) / 2)
+        group = np.concatenate([np.arange(self.n) % self.groups, rng.choice(self.groups, self.m, p=mix)])
         member = np.concatenate(
             [np.zeros(self.n, dtype=bool), rng.random(self.m) < self.share * (0.5 + group[self.n :])]
         )
         if self.groups == 1:
             member[self.n :] = rng.permutation(np.arange(self.m) < round(self.share * self.m))
         scores = rng.normal(size=self.n + self.m) + member * np.sqrt(2) * ndtri(self.auc)
+        scores = scores + 6.0 * (rng.random(scores.size) < self.outliers)
         scores = scores * (1 + group) + 2 * group
         if self.digits is not None:
             scores = scores.round(self.digits)
@@ -96,10 +99,12 @@ def simulate(
         (Audit(40, 100, 0.2, digits=0), 0.2),
         (Audit(80, 120, 0.2, groups=4), 0.1),
         (Audit(60, 90, 0.0, groups=4), 0.2),
+        (Audit(50, 100, 0.2, outliers=0.1), 0.1),
+        (Audit(50, 100, 0.0, outliers=0.1), 0.05),
     ],
 )
 def test_the_error_rate_stays_at_alpha(audit: Audit, alpha: float, procedure: str) -> None:
-    """Few, many and no members, ties, four groups; bh and by: alpha times the share of nulls; storey: alpha."""
+    """Few, many and no members, ties, outliers, groups mixed differently; bh, by: alpha times the share of nulls."""
     made = simulate(audit, procedure, alpha, runs=RUNS if audit.groups == 1 else RUNS // 2)
     limit = alpha if procedure == "storey" else made["due"].mean
     assert made["fdr"].mean <= limit + 4 * made["fdr"].se

@@ -219,8 +219,14 @@ def test_a_selection_divides_by_the_spread_only_where_it_names_it() -> None:
     assert within.answer.guarantee == without.answer.guarantee == "heuristic"
     assert within.answer.details.keys() == {"scale_kept", "smallest_scaled_w_selected"}
     check_settings(scaled, "selections.0")
-    for others in (["loss"], [column], list(columns)[::-1][:1] * 2):
-        with pytest.raises(UserError, match=r"takes 1 detector and 'knockoff_spread\(base=loss, draws=10\)' behind it"):
+    spread, needed = list(columns)[1], r"takes 1 detector and 'knockoff_spread\(base=loss, draws=10\)' behind it"
+    for others, message in (
+        (["loss"], needed),
+        ([spread, "loss"], needed),
+        ([column], "twice"),
+        ([spread] * 2, "twice"),
+    ):
+        with pytest.raises(UserError, match=message):
             check_settings(scaled.model_copy(update={"detectors": [column, *others]}), "selections.0")
     with pytest.raises(UserError, match="procedure ktd takes 1 detector, got 2"):
         check_settings(scaled.model_copy(update={"detectors": ["loss", "min_k"]}), "selections.0")
