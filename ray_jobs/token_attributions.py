@@ -43,6 +43,8 @@ MOST_SECONDS = 1800.0
 TRIES = 3
 """Requests of a cluster, whose actors and nodes may be lost with one of them, until the rest has no attributions."""
 
+AGAIN = "; trying again"
+
 
 def token_reader(
     store: Store,
@@ -81,22 +83,22 @@ def token_reader(
 
     def read(shards: Sequence[Shard], settings: TokenSettings) -> pa.Table | None:
         say(f"token attributions: reading {len(settings.texts):,} selected documents once more")
-        stage = token_stage(settings, shards)
-        folder = _folder(stage, shards)
+        folder = _folder(stage := token_stage(settings, shards), shards)
         place = Store(f"{store.url}/{folder}").with_check(store.check)
         table, problems = None, list[str]()
         for left in range(TRIES - 1 if machine is None else 0, -1, -1):
-            again = "; trying again" if left else ""
             try:
                 table, problems = read_once(stage, shards, place)
             except Exception as error:
                 check()
-                say(f"no token attributions of these: {error_line(error) or type(error).__name__}{again}")
+                say(f"no token attributions of these: {error_line(error) or type(error).__name__}{AGAIN * bool(left)}")
                 if isinstance(error, TimeoutError):
                     break
             else:
                 if len(table) or not problems or KILLED in problems:
                     break
+            if left:  # what was read may be why nothing could be used
+                store.remove_folder(folder)
         if problems:
             say(f"token attributions: {len(problems):,} could not be read; the first: {problems[0]}")
         if KILLED not in problems:  # a poison document stays recorded

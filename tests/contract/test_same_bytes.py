@@ -102,7 +102,9 @@ def test_a_cluster_changes_no_byte(
     audit: Audit, reference: Path, tmp_path: Path, workers: int, ray_address: str
 ) -> None:
     path = audit(resources={"cluster": "auto", "actors": workers})
-    done(seenset("run", path, RAY_ADDRESS=ray_address))
+    ended = done(seenset("run", path, RAY_ADDRESS=ray_address))
+    assert "token attributions of these" not in ended.err, ended.err
+    assert "could not be read" not in ended.err, ended.err
     check_same(tmp_path / "run", reference, *FEW)
 
 
