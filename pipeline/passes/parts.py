@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from pipeline.models.devices import out_of_memory
 from pipeline.models.opened import LanguageModel
-from pipeline.models.tokens import Cut
 from pipeline.passes.forward import TokenStatistics, forward, joined_statistics, rearranged, to_device
 from pipeline.passes.gradient import gradient_norms
 from pipeline.passes.shared import (
@@ -27,6 +26,9 @@ from pipeline.passes.shared import (
     forward_of_versions,
     shares_beginnings,
 )
+
+if TYPE_CHECKING:  # the benchmarks of passes run with torch and transformers alone
+    from pipeline.models.tokens import Cut
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -177,7 +179,7 @@ def behind_in_parts(
     return TokenStatistics(joined.log_prob.index_select(0, back), joined.mask.index_select(0, back))
 
 
-Cuts = Sequence[Sequence[Cut]]
+Cuts: TypeAlias = "Sequence[Sequence[Cut]]"
 """The windows of each document of a batch; none: the document is one piece."""
 
 
