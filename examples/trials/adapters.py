@@ -74,15 +74,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         adapt(base, texts[: options.members], settings, adapter)
         for way in list(measured):
             try:
-                measured[way].append(scores_of(way, base, adapter, texts, options.members))
+                measured[way].append(score_passages(way, base, adapter, texts, options.members))
             except UserError as error:
                 print(f"{way}: {error}", flush=True)
                 del measured[way]
             else:
-                print(json.dumps({"training": number, **row_of(way, measured[way][-1:])}), flush=True)
+                print(json.dumps({"training": number, **summarize_way(way, measured[way][-1:])}), flush=True)
     for way, trainings in measured.items():
         for name in DETECTORS:
-            print(json.dumps(row_of_detector(way, name, trainings, measured.get(FIRST, ()))))
+            print(json.dumps(summarize_detector(way, name, trainings, measured.get(FIRST, ()))))
 
 
 def save_base(folder: Path) -> Path:
@@ -127,7 +127,7 @@ def statistics(lm: LanguageModel, texts: Sequence[str]) -> list[TokenStatistics]
 _of_base: dict[tuple[str, ...], list[TokenStatistics]] = {}
 
 
-def scores_of(way: str, base: Path, adapter: Path, texts: Sequence[str], members: int) -> Scores:
+def score_passages(way: str, base: Path, adapter: Path, texts: Sequence[str], members: int) -> Scores:
     """Scores of the passages of a training, of which the first are members, by the model opened in a way.
 
     Raises:
@@ -181,14 +181,14 @@ def difference(measured: Sequence[Scores], first: Sequence[Scores], name: str) -
     return [once(False), *map(float, np.quantile(drawn, [0.025, 0.975]))]
 
 
-def row_of(way: str, trainings: Sequence[Scores]) -> dict[str, Any]:
+def summarize_way(way: str, trainings: Sequence[Scores]) -> dict[str, Any]:
     """AUC of each detector, and the mean gain of the members over the base in nats a token."""
     areas = {name: np.mean([area(*one[name]) for one in trainings]) for name in DETECTORS}
     gain = np.mean([one["reference"][0].mean() for one in trainings])
     return {"way": way, **_rounded({**areas, "gain of members": gain})}
 
 
-def row_of_detector(way: str, name: str, trainings: Sequence[Scores], first: Sequence[Scores]) -> dict[str, Any]:
+def summarize_detector(way: str, name: str, trainings: Sequence[Scores], first: Sequence[Scores]) -> dict[str, Any]:
     """AUC with its interval, its difference from float32 with its interval, and power."""
     auc = detection([DetectorScores(*one[name]) for one in trainings]).auc
     row: dict[str, Any] = {"auc": [auc.value, auc.low, auc.high]}

@@ -32,7 +32,7 @@ class GroupLevels:
     scale: np.ndarray  # likewise; 1 where the range is 0
 
     @classmethod
-    def of(cls, names: tuple[str, ...], rows: np.ndarray) -> GroupLevels:
+    def from_rows(cls, names: tuple[str, ...], rows: np.ndarray) -> GroupLevels:
         """The levels of documents; the last column of `rows` is the position of the group, the others are scores."""
         matrix, code = rows[:, :-1], rows[:, -1]
         parts = [matrix[code == place] for place in range(len(names))] + [matrix]
@@ -74,7 +74,7 @@ def levelled(question: SelectionInput) -> Query[tuple[SelectionInput, Level]]:
 
     audited = yield Fold(draw)
     sample = draw(known)
-    level = GroupLevels.of(names, (sample if audited is None else sample + audited).rows)
+    level = GroupLevels.from_rows(names, (sample if audited is None else sample + audited).rows)
     others = level(question.others) if len(question.others.matrix) else question.others
     return replace(question, known=level(known), others=others), level
 
@@ -119,10 +119,8 @@ def calibrating_halves(question: SelectionInput) -> np.ndarray:
     if not calibration_of(question.selection.calibration).grouped:
         return halves(known.keys, seed)
     assert known.groups is not None
-    codes, chosen = (
-        known.groups.combine_chunks().dictionary_encode().indices.to_numpy(),
-        np.zeros(known.keys.size, bool),
-    )
+    codes = known.groups.combine_chunks().dictionary_encode().indices.to_numpy()
+    chosen = np.zeros(known.keys.size, dtype=bool)
     for code in np.unique(codes).tolist():
         here = np.flatnonzero(codes == code)
         chosen[here] = halves(known.keys[here], seed)

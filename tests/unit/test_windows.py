@@ -271,11 +271,13 @@ def test_the_blind_test_reads_the_number_of_windows(tmp_path: Path, tiny_model_f
     lengths["audit"] = [48 + length for length in lengths["audit"]]
     config = config_of(tmp_path, tiny_model_folder, lengths)
     shards = make_plan(config).shards
-    told, untold = (blind_test(shards, "unseen", config.model_copy(update={"windows": most})) for most in (3, 1))
-    assert told.auc is not None
-    assert untold.auc is not None
-    assert told.auc > max(0.99, untold.auc)
-    assert told.outcome == Outcome.FAILED
+    with_number, without = (
+        blind_test(shards, "unseen", config.model_copy(update={"windows": most})) for most in (3, 1)
+    )
+    assert with_number.auc is not None
+    assert without.auc is not None
+    assert with_number.auc > max(0.99, without.auc)
+    assert with_number.outcome == Outcome.FAILED
     line = compare_windows(make_plan(config))
     assert re.match(r"warning: windows: .* audit [\d.]+, unseen [\d.]+; the roles differ", line)
 

@@ -163,7 +163,7 @@ def check_settings(selection: SelectionConfig, where: str) -> None:
     chosen, fusing = procedure_of(selection.procedure), [name for name, one in PROCEDURES.items() if one.several]
     twice = next((name for name, count in Counter(selection.detectors).items() if count > 1), None)
     if twice is not None:
-        raise UserError(f"{where}: detectors names {twice!r} twice")
+        raise UserError(f"{where}: detectors names {twice!r} twice: name it once")
     first, *others = selection.detectors
     companion = chosen.companion(first) if chosen.companion else None
     if others and others != [companion] and not (chosen.several or chosen.only_versions):
