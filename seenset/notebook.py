@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from pipeline.answers.summarise import learnt_sentences, make_summary
@@ -460,7 +459,7 @@ def _check_roles(selection: SelectionConfig, tables: Mapping[Role, pa.Table]) ->
     if chosen.needs_sought and other not in tables:
         raise UserError(f"procedure {selection.procedure} needs {other} documents too, which are not given")
     ids = tables["audit"]["doc_id"]
-    if selection.ranks != "whole" and (distinct := pc.count_distinct(ids).as_py()) < len(ids):
+    if selection.ranks != "whole" and (distinct := len(ids.unique())) < len(ids):
         raise UserError(
             f"ranks smoothed draws one number for each doc_id, and the {len(ids):,} audited documents have "
             f"{distinct:,}: give each its own, or take ranks: whole"

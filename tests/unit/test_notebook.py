@@ -236,3 +236,14 @@ def test_known_members_teach_a_score_and_it_is_said_what_it_was_learnt_from() ->
         split = seenset.select(**given, learn="split")
     for answer in (pool, split):
         assert learnt_sentences(answer.summary)[0].startswith(stated)
+
+
+@pytest.mark.parametrize(
+    "ids", [pa.array(["a", "b", "c"]).dictionary_encode(), pa.array(["a", "b", "c"], pa.string_view())]
+)
+def test_smoothed_ranks_take_ids_of_any_type_of_text(ids: pa.Array) -> None:
+    unseen = pa.table({"doc_id": [str(one) for one in range(60)], "x": [0.0] * 60})
+    audited = pa.table({"doc_id": ids, "x": [9.0] * 3})
+    assert seenset.select(audited, unseen=unseen, procedure="bh", ranks="smoothed").selected.all()
+    with pytest.raises(UserError, match="no audit documents"):
+        seenset.select([], unseen=[1.0, 2.0], procedure="bh", ranks="smoothed")
