@@ -24,7 +24,7 @@ from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, id_key, text_problem
 from pipeline.detectors.base import FORWARD, GRADIENT, LOWERCASE, Detector
 from pipeline.detectors.registry import DetectorChoice, parse_detectors
-from pipeline.errors import UserError, error_line, nearest
+from pipeline.errors import UserError, nearest
 from pipeline.models.devices import Device, nominal_memory
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
@@ -402,6 +402,9 @@ def _columns(tables: Mapping[Role, pa.Table], names: Sequence[str] | None, proce
     columns = known if names is None else list(names)
     if names is None and known:
         _warn_of_unread(tables["audit"].schema)
+    empty = [field.name for field in tables["audit"].schema if pa.types.is_null(field.type)]
+    if not columns and empty:
+        raise UserError(f"audit: column {empty[0]!r} holds only nulls, and no other holds floating-point numbers")
     for role, table in tables.items():
         for column in set(table.column_names).difference(names or ()):
             if line := retired("column", column):
@@ -475,10 +478,15 @@ def _needed(table: pa.Table, selection: SelectionConfig) -> pa.Table:
     kinds = dict.fromkeys(selection.detectors, pa.float64())
     names = ["doc_id", *(["group"] if "group" in table.column_names else [])]
     schema = pa.schema([*((name, pa.string()) for name in names), *kinds.items()])
-    try:
-        return table.select(schema.names).cast(schema)
-    except pa.ArrowException as error:
-        raise UserError(f"a column of the scores has another type: {error_line(error)}") from None
+    arrays = []
+    for column in schema:
+        values = table[column.name]
+        try:
+            arrays.append(values.cast(column.type))
+        except pa.ArrowException:
+            kind = "numbers" if column.name in kinds else "texts"
+            raise UserError(f"column {column.name!r} must hold {kind}, got {values.type}") from None
+    return pa.table(arrays, schema=schema)
 
 
 def _scored(table: pa.Table, columns: Sequence[str]) -> np.ndarray:

@@ -51,7 +51,12 @@ class GroupCalibration:
         outside = np.flatnonzero(code < 0)
         if outside.size:
             name = array[int(outside[0])].as_py()
-            raise UserError(f"group {name!r} has audit documents and no calibration documents")
+            missing = len(array.take(pa.array(outside)).unique())
+            more = f", and {missing - 1:,} more have none" if missing > 1 else ""
+            raise UserError(
+                f"group {name!r} has audit documents and no calibration documents{more}: add some, or take "
+                "calibration: pooled"
+            )
         return code
 
     def weighted(self, weights: Sequence[Fraction]) -> GroupCalibration:

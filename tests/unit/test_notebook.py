@@ -172,6 +172,24 @@ def test_documents_without_an_own_id_or_a_score_of_floats_are_one_line() -> None
     seenset.select(same, unseen)
     assert "no column of scores is of floating-point numbers" in user_error(seenset.select, whole_numbers, unseen)
     assert "must be a table or numbers" in user_error(seenset.select, [10**400, 1], scores)
+    nulls = pa.table({"doc_id": [f"d{i}" for i in range(30)], "loss": pa.nulls(30)})
+    assert "audit: column 'loss' holds only nulls" in user_error(seenset.select, nulls, unseen)
+    lists = unseen.append_column("group", pa.array([["a"]] * 30))
+    line = user_error(seenset.select, lists, lists, calibration="by_group")
+    assert line == "column 'group' must hold texts, got list<item: string>"
+
+
+def test_groups_without_calibration_documents_are_counted_with_a_remedy() -> None:
+    audited, known = (
+        pa.table({"doc_id": list("abcdef"), "score": np.arange(6.0), "group": list(groups)})
+        for groups in ("uvwuvw", "uuuuuu")
+    )
+    line = user_error(seenset.select, audited, known, calibration="by_group")
+    assert "group 'v' has audit documents and no calibration documents, and 1 more have none: add some" in line
+    split = {"procedure": "adadetect", "learn": "split", "detectors": ["score", "other"]}
+    two = [table.append_column("other", pa.array(np.arange(6.0))) for table in (audited, known.slice(0, 6))]
+    line = user_error(seenset.select, two[0], two[1].slice(0, 1), **split)
+    assert "take learn: pool, or give more calibration documents" in line
 
 
 def scored_table(count: int, name: str, **columns: Any) -> pa.Table:

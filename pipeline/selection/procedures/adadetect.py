@@ -97,7 +97,7 @@ def fit_score(calibration: np.ndarray, mixture: np.ndarray) -> AdaScore:
     if not len(calibration) or not len(mixture):
         raise UserError(
             f"adadetect needs calibration documents in both halves, got {len(calibration)} to learn from "
-            f"and {len(mixture)} in the mixture"
+            f"and {len(mixture)} in the mixture: take learn: pool, or give more calibration documents"
         )
     rows = np.concatenate([_sorted(calibration), _sorted(mixture)])
     labels = np.repeat([0, 1], [len(calibration), len(mixture)])
