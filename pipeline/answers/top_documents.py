@@ -19,6 +19,7 @@ import pyarrow as pa
 from pipeline.checks.check import Overlap
 from pipeline.checks.dependent_documents import near_duplicates_file
 from pipeline.config.audit import AuditConfig
+from pipeline.config.corpus import ChatConfig
 from pipeline.config.models import ModelConfig
 from pipeline.config.selection import HISTORY, SelectionConfig
 from pipeline.corpus.documents import read_shard
@@ -31,7 +32,7 @@ from pipeline.run.digests import read_digests, read_listed
 from pipeline.run.remedies import no_top_documents, top_documents
 from pipeline.run.scored import Scored
 from pipeline.selection.folds import Answer, RoleScores
-from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredText, ScoredTexts, TokenSettings
+from pipeline.stages.events import STATISTICS, TOKEN_SCHEMA, ScoredChats, ScoredText, ScoredTexts, TokenSettings
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest
 
@@ -74,7 +75,7 @@ SIDE = 96
 class TokenAttributions:
     """The score of one selected document by token: the input of its detector, which is no proof."""
 
-    text: str  # the model's input (cut at max_tokens, or in windows)
+    text: str  # the model's input (cut at max_tokens, or in windows); of a chat its last question and answer
     pieces: list[str]  # the text cut into its tokens: "".join(pieces) == text
     values: list[float | None]  # one per piece: None where the model gives none (the first token)
     kind: str  # "log-probability" or "standardised log-probability"
@@ -245,7 +246,7 @@ def _maker(scored: Scored) -> bytes:
     """A digest of the values that the tokens of this run's documents depend on."""
     fingerprint = scored.receipts[0].fingerprint
     parts = {key: fingerprint.get(key) for key in _DECIDING}
-    parts.update({key: fingerprint[key] for key in ("windows",) if key in fingerprint})  # only above 1
+    parts.update({key: fingerprint[key] for key in ("windows", "chat") if key in fingerprint})  # of some runs
     return json_digest(parts).encode()
 
 
@@ -340,8 +341,11 @@ def _all_tokens(
     if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
         return kept
     wanted = ScoredTexts({shard.id: some for shard, some in by_shard.values()})
-    device, windows = str(scored.receipts[0].fingerprint["device"]), (config.windows, config.max_tokens)
-    settings = TokenSettings(wanted, config.model, device, windows if config.windows > 1 else None)
+    fingerprint, windows = scored.receipts[0].fingerprint, (config.windows, config.max_tokens)
+    rendered = fingerprint.get("chat")
+    chats = None if rendered is None else ScoredChats(config.chat or ChatConfig(), rendered["templates"]["target"])
+    device = str(fingerprint["device"])
+    settings = TokenSettings(wanted, config.model, device, windows if config.windows > 1 else None, chats)
     read = reread([shard for shard, _ in by_shard.values()], settings)
     return kept if read is None else pa.concat_tables([kept, read])
 

@@ -66,6 +66,7 @@ class RenderedChat:
 
     text: str
     answers: tuple[tuple[Span, ...], ...]  # of each answer that was rendered, characters
+    turns: tuple[int, ...]  # index of the turn of each of these answers
     removed: int  # pieces of answers that the template left out, such as earlier reasoning
 
 
@@ -76,6 +77,16 @@ class ReadChat:
     tokens: Tokens
     scored: list[bool]  # of each token from the second on; at least one is
     answers: str  # the scored characters, without ends of turns
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """The last answer that a model reads of a conversation, by token."""
+
+    tokens: Tokens  # of the whole conversation
+    question: str  # content of the last turn before it that is not of the assistant; empty if there is none
+    pieces: list[str]  # parts of the rendered answer, one for each of its tokens
+    places: list[int | None]  # index of the token of each piece; None: it is not scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +189,30 @@ class ChatTemplate:
         removed = sum(piece not in places for piece in chain(*pieces))
         if not any(spans):
             return Unreadable(Reason.NO_SPAN, f"{self._named} renders no answer of the assistant")
-        return RenderedChat(text, tuple(some for some in spans if some), removed)
+        kept = [(some, number) for some, number in zip(spans, answers, strict=True) if some]
+        return RenderedChat(text, tuple(some for some, _ in kept), tuple(number for _, number in kept), removed)
+
+    def last_answer(self, conversation: Conversation, max_tokens: int) -> LastAnswer | Unreadable:
+        """The last answer with a token among the first `max_tokens`; the reason if there is none."""
+        made = self.rendered(conversation)
+        if isinstance(made, Unreadable):
+            return made
+        (tokens,) = tokenize_rendered(self.tokenizer, [made.text], max_tokens)
+        scored = [False, *self._scored(made, tokens)]
+        begins = _beginnings(self.tokenizer, made.text, tokens)
+        here = [place for place, keep in enumerate(scored) if keep]
+        if not here:
+            return Unreadable(Reason.TOO_SHORT, f"{max_tokens:,} tokens end before the first answer")
+        answer = max(number for number, spans in enumerate(made.answers) if spans[0][0] <= begins[here[-1]])
+        first = next(place for place in here if begins[place] >= made.answers[answer][0][0])
+        at, pieces = begins[first], list[str]()
+        for _, end in tokens.offsets[first : here[-1] + 1]:
+            pieces.append(made.text[at : max(at, end)])
+            at = max(at, end)
+        before = reversed(conversation.turns[: made.turns[answer]])
+        question = next((turn.content for turn in before if turn.role != ASSISTANT), "")
+        places = [place if scored[place] else None for place in range(first, here[-1] + 1)]
+        return LastAnswer(tokens, question, pieces, places)
 
     def _aligned(self, conversation: Conversation, text: str, numbers: Collection[int]) -> dict[_Piece, Span] | None:
         """The places of the contents of some turns in the rendered text; None if the text does not align.

@@ -85,7 +85,7 @@ function columns(pName, names, texts) {
 
 // --- one document
 
-/** The pieces of a text, darker where the value is higher. */
+/** The pieces of a text, darker where the value is higher, and grey where there is none. */
 function shadedText(tokens) {
   const known = tokens.values.filter((value) => value !== null).sort((a, b) => a - b);
   const low = known[Math.floor(0.05 * (known.length - 1))];
@@ -99,14 +99,18 @@ function shadedText(tokens) {
       span.className = "token";
       span.style.setProperty("--share", `${Math.round(100 * MARKED * share)}%`);
       span.title = String(value);
+    } else {
+      span.className = "soft";
+      span.title = "not scored";
     }
     text.append(span);
   });
+  const grey = tokens.pieces.some((piece, i) => piece.trim() && typeof tokens.values[i] !== "number") ? ", grey is not scored" : "";
   const scale = make("p", { class: "soft" }, `Shaded by ${tokens.kind}, which ${tokens.detector} reads: `);
   for (const [value, share] of [[low, 0], [high, 1]]) {
     const end = make("span", { class: "token" }, ` ${value} `);
     end.style.setProperty("--share", `${Math.round(100 * MARKED * share)}%`);
-    scale.append(end, share ? "; darker is higher. It shows how the score came about and proves nothing." : " to ");
+    scale.append(end, share ? `; darker is higher${grey}. It shows how the score came about and proves nothing.` : " to ");
   }
   return known.length ? [scale, text] : [text];
 }

@@ -38,19 +38,28 @@ def chat_settings(config: AuditConfig, detectors: Sequence[Detector]) -> ChatSet
     """
     needed = {needed.model for detector in detectors for needed in detector.needs}
     models = {"target": config.model} | ({"reference": config.reference_model} if "reference" in needed else {})
-    given = config.chat or ChatConfig()
-    template = None if given.template is None else _read_template(given.template)
-    templates = {
-        name: _checked_template(model.model_dump_json(), _stamps(model), template)
-        for name, model in models.items()
-        if isinstance(model, ModelConfig)
-    }
+    made = _settings({name: one for name, one in models.items() if isinstance(one, ModelConfig)}, config.chat)
     pair = next((detector.column for detector in detectors if detector.same_tokens), None)
-    if pair is not None and len({*templates.values()}) > 1:
+    if pair is not None and len({*made.templates.values()}) > 1:
         raise UserError(
             f"detector {pair} compares model and reference_model token by token, and their chat templates differ: take "
             "a reference_model with the same template, or detector reference"
         )
+    return made
+
+
+def target_settings(model: ModelConfig, chat: ChatConfig) -> ChatSettings:
+    """The rendering of chats for the audited model alone. Raises UserError as `chat_settings`."""
+    return _settings({"target": model}, chat)
+
+
+def _settings(models: Mapping[str, ModelConfig], chat: ChatConfig | None) -> ChatSettings:
+    """The rendering of chats for models, by name."""
+    given = chat or ChatConfig()
+    template = None if given.template is None else _read_template(given.template)
+    templates = {
+        name: _checked_template(model.model_dump_json(), _stamps(model), template) for name, model in models.items()
+    }
     file = "" if given.template is None else os.path.basename(given.template)
     return ChatSettings(templates, file, given.score == "all")
 

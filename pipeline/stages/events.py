@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipeline.config.corpus import ChatConfig
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.shard import Shard
 from pipeline.errors import UserError, error_line, instead_of_exit
@@ -164,6 +165,18 @@ class ScoredTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredChats:
+    """How chats were rendered when they were scored."""
+
+    chat: ChatConfig
+    template: str  # digest of the template of the audited model
+
+    def fingerprint(self) -> str:
+        """The value in the fingerprint of the stage."""
+        return self.template
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """The documents that are read again, and the model."""
 
@@ -171,3 +184,4 @@ class TokenSettings:
     model: ModelConfig
     device: str  # `Device.mark`
     windows: tuple[int, int] | None = None  # maximum number for a document, and ids of each; None: its beginning
+    chats: ScoredChats | None = None  # None if the documents are no chats
