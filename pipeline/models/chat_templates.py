@@ -25,7 +25,7 @@ from pipeline.corpus.chats import ASSISTANT, Conversation
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.reasons import Reason
 from pipeline.errors import UserError, error_line
-from pipeline.models.chat_rendering import CLOCK, IsolatedTemplate, Template
+from pipeline.models.chat_rendering import CLOCK, IsolatedTemplate, RenderingLimitError, Template
 from pipeline.models.tokens import Span, Tokens, plain_ids, tokenize_rendered
 
 RENDERING = 1
@@ -171,7 +171,7 @@ class ChatTemplate:
             text = self._template.render([turn.message() for turn in conversation.turns])
         except UserError:  # a template that is ended at every conversation
             raise
-        except TimeoutError as error:
+        except RenderingLimitError as error:
             return Unreadable(Reason.NOT_CHAT, f"{self._named} {error}")
         except Exception as error:  # templates raise errors of their own, and any error of an expression
             return Unreadable(Reason.NOT_CHAT, f"{self._named} raises: {error_line(error, _MESSAGE)}")

@@ -20,7 +20,7 @@ from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import FORWARD, Detector, Pass
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import UserError, error_line
-from pipeline.models.chat_rendering import Template
+from pipeline.models.chat_rendering import IsolatedTemplate, Template
 from pipeline.models.chat_templates import ChatSettings, ReadChat, chat_template, check_offsets
 from pipeline.models.checkpoints import locate
 from pipeline.models.tokens import Tokens, open_tokenizer
@@ -57,10 +57,11 @@ def _settings(models: Mapping[str, ModelConfig], chat: ChatConfig | None) -> Cha
     """The rendering of chats for models, by name."""
     given = chat or ChatConfig()
     template = None if given.template is None else _read_template(given.template)
-    templates = {
-        name: _checked_template(model.model_dump_json(), _stamps(model), template) for name, model in models.items()
-    }
     file = "" if given.template is None else os.path.basename(given.template)
+    templates = {
+        name: _checked_template(model.model_dump_json(), _stamps(model), template, file)
+        for name, model in models.items()
+    }
     return ChatSettings(templates, file, given.score == "all")
 
 
@@ -127,16 +128,19 @@ def _read_template(path: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _checked_template(model: str, stamps: tuple[Any, ...], template: str | None) -> str:
-    """The template that renders chats for a model, given as JSON.
+def _checked_template(model: str, stamps: tuple[Any, ...], template: str | None, file: str) -> str:
+    """The template that renders chats for a model, given as JSON; its own, or that of a file.
 
     Its tokenizer is opened once in a process, as long as no file changes.
     """
     config = ModelConfig.model_validate_json(model)
     tokenizer = open_tokenizer(config)
     check_offsets(tokenizer, config)
-    template = chat_template(tokenizer, config) if template is None else template
-    Template(template, tokenizer.special_tokens_map)
+    if template is None:
+        template = chat_template(tokenizer, config)
+        Template(template, tokenizer.special_tokens_map)
+    else:
+        IsolatedTemplate(template, tokenizer.special_tokens_map, file).close()
     return template
 
 

@@ -1,7 +1,9 @@
 """Documents that are chats: which tokens are scored under each template, and what goes to quarantine."""
 
 import json
+import resource
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -417,6 +419,35 @@ def test_a_template_that_does_not_end_costs_a_document_and_at_the_start_the_run(
     with pytest.raises(UserError, match="for each of the first 5 conversations"):
         endless.read([conversation(chat("slow", "Yes."))] * 9, 100)
     endless.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux")
+@pytest.mark.parametrize(
+    ("source", "refusal"),
+    [
+        ("{{ messages[0]['content'] * 10**10 }}", "takes more than 1 GiB of memory"),
+        ("{{ 'a' * 10**10 }}", "takes more than 1 GiB of memory"),  # computed at the compilation
+        ("{{ messages[0]['content'] * (3 * 10**7) }}", "renders more than 134,217,728 characters"),
+        ("{% for one in range(10**9) %}a{% endfor %}", "raises: Range too big"),
+    ],
+)
+def test_a_template_that_takes_memory_costs_a_document(tokenizer: Any, source: str, refusal: str) -> None:
+    """This process takes none of that memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    large = "{% if 'large' in messages[0]['content'] %}" + source + "{% endif %}"
+    made = ChatTemplate(large + templates.CHATML, tokenizer, "large.jinja")
+    read = made.read([conversation(chat(text, "Yes.")) for text in ("small", "large", "small")], 100)
+    made.close()
+    refused = [one.message if isinstance(one, Unreadable) else "" for one in read]
+    assert [refused[0], refused[2]] == ["", ""]
+    assert refused[1].startswith(f"the chat template large.jinja {refusal}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kilobytes"
+
+
+def test_a_template_that_is_compiled_without_end_is_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_rendering, "SECONDS", 2.5)
+    with pytest.raises(UserError, match=r"chat.template long.jinja takes more than 2.5 seconds to compile: correct it"):
+        ChatTemplate("{{ 10 ** (10 ** 9) }}", tokenizer, "long.jinja")
 
 
 def plain_gradient(model: Any, ids: list[int], scored: list[bool]) -> float:
