@@ -76,7 +76,8 @@ def score(
         texts: The documents. One that cannot be scored raises no error: its row states the problem.
         detectors: As in a configuration; only detectors that read the model's own passes over the text.
         ids: One per text; by default its position.
-        max_tokens: Texts are cut to this many tokens, >= 2.
+        max_tokens: Texts are cut to this many tokens, >= 2: only the beginning of a long one is read. `seenset.audit`
+            reads several pieces with its key `windows`.
         batch_tokens: Padded tokens in a batch; by default 2048 on a CPU, and on a GPU what its memory holds.
 
     Returns:

@@ -28,6 +28,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD
 from pipeline.detectors.registry import parse_detectors
 from pipeline.errors import BusyError, UserError
+from pipeline.models.load import count_positions
 from pipeline.run.digests import read_digests, read_listed
 from pipeline.run.remedies import no_top_documents, top_documents
 from pipeline.run.scored import Scored
@@ -341,13 +342,20 @@ def _all_tokens(
     if reread is None or not by_shard or not isinstance(config.model, ModelConfig):
         return kept
     wanted = ScoredTexts({shard.id: some for shard, some in by_shard.values()})
-    fingerprint, windows = scored.receipts[0].fingerprint, (config.windows, config.max_tokens)
-    rendered = fingerprint.get("chat")
+    fingerprint, rendered = scored.receipts[0].fingerprint, scored.receipts[0].fingerprint.get("chat")
     chats = None if rendered is None else ScoredChats(config.chat or ChatConfig(), rendered["templates"]["target"])
-    device = str(fingerprint["device"])
-    settings = TokenSettings(wanted, config.model, device, windows if config.windows > 1 else None, chats)
+    windows = (config.windows, _window_tokens(config)) if config.windows > 1 else None
+    settings = TokenSettings(wanted, config.model, str(fingerprint["device"]), windows, chats)
     read = reread([shard for shard, _ in by_shard.values()], settings)
     return kept if read is None else pa.concat_tables([kept, read])
+
+
+def _window_tokens(config: AuditConfig) -> int:
+    """Most ids of a window, by `max_tokens` and the positions of the reference model that reads it too."""
+    reads = any(p.model == "reference" for one in parse_detectors(config.detectors) for p in one.needs)
+    if not reads or not isinstance(config.reference_model, ModelConfig):
+        return config.max_tokens
+    return min(config.max_tokens, count_positions(config.reference_model) or config.max_tokens)
 
 
 def _table(

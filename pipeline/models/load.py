@@ -276,6 +276,15 @@ def count_parameters(config: ModelConfig) -> int | None:
     return _count_parameters(config, read_model_config(config, locate(config, weights=False), "any"), "any")
 
 
+def count_positions(config: ModelConfig) -> int | None:
+    """Number of positions of a model of any kind; None if its configuration does not state it.
+
+    Raises:
+        UserError: a file is missing or damaged, or a setting is not allowed.
+    """
+    return max_positions(read_model_config(config, locate(config, weights=False), "any"))
+
+
 def _empty_model(config: ModelConfig, loaded: Any, kind: Kind) -> Any | None:
     try:
         return _built_empty(config, loaded, kind)

@@ -121,6 +121,19 @@ def detectors_and_models() -> Table:
     }
 
 
+def windows_and_models() -> Table:
+    """Detectors of texts, and some of every other kind, with several windows, for each choice of `MODELS`."""
+    entries = {"text": detector_entries(), **{kind: columns_of(kind)[0] for kind in KINDS if kind != "text"}}
+    return {
+        f"{kind}: {written(entry)}": digits(
+            holds(build_config, {"run": "run", "corpus": corpus_of(kind), "detectors": [entry], "windows": 4, **given})
+            for given in MODELS.values()
+        )
+        for kind, some in entries.items()
+        for entry in some
+    }
+
+
 ROLES: list[tuple[str, ...]] = [(), ("unseen",), ("seen",), ("unseen", "seen")]
 
 
@@ -335,6 +348,7 @@ def places_of_sources() -> Table:
 
 TABLES = (
     detectors_and_models,
+    windows_and_models,
     detectors_and_roles,
     procedures_and_kinds,
     procedures_and_roles,

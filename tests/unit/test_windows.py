@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -199,6 +201,25 @@ def test_the_tokens_of_a_page_give_the_score_of_all_windows(make_audit: Callable
         first, last = "".join(one.pieces).split(GAP)
         assert any(text.startswith(first) and text.endswith(last) for text in texts[0])
     assert "2 windows of 20 tokens" in (path.parent / "run/report/report.html").read_text(encoding="utf-8")
+
+
+def test_tokens_are_shown_by_the_windows_of_a_reference_model_with_fewer_positions(
+    make_audit: Callable[..., Path], tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(tiny_model_folder, short)
+    described = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**described, "max_position_embeddings": 12}))
+    texts = [long_texts(role, [60] * 30) for role in ("audit", "unseen")]
+    selection = {"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}
+    settings = {"detectors": ["loss", "reference"], "selections": [selection], "max_tokens": 20, "windows": 2}
+    seenset.audit(make_audit(*texts, reference_model={"path": str(short)}, **settings), quiet=True)
+    shown = read_attributions(Store(str(tmp_path / "run")), "members")
+    assert shown
+    for one in shown.values():
+        values = [value for value in one.values if value is not None]
+        assert one.score == pytest.approx(sum(values) / len(values), abs=1e-5)
+        assert len(values) <= 24
 
 
 def long_texts(role: str, lengths: Sequence[int]) -> list[str]:
