@@ -13,7 +13,7 @@ from typing import Self
 
 _READABLE_FORMATS = {"\u200c", "\u200d"}  # joiners: many scripts and emoji cannot be written without them
 
-_EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "num2words": "pictures"}
+_EXTRAS = {"s3fs": "s3", "gcsfs": "gs", "num2words": "pictures", "inspect_ai": "inspect"}
 """Optional package -> the extra of Seenset that installs it."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -196,7 +196,7 @@ def trial(
     ranking: Annotated[
         str | None,
         typer.Option(
-            "--ranking", metavar="RESULTS", help="Per-item results to rank models by (Parquet: model, item, correct)."
+            "--ranking", metavar="RESULTS", help="Results to rank models by (Parquet, CSV: model, item, correct)."
         ),
     ] = None,
 ) -> None:

@@ -226,8 +226,8 @@ def rank(
         list[str],
         typer.Argument(
             metavar="RESULTS...",
-            help="Sample files of lm-eval or folders of them (NAME=PATH names the model), or Parquet with columns "
-            "model, item, correct.",
+            help="Files of lm-eval, inspect_ai, lighteval, or folders of them (NAME=PATH names the model), or "
+            "Parquet or CSV with columns model, item, correct.",
         ),
     ],
     run: Annotated[
@@ -244,7 +244,7 @@ def rank(
     id_field: Annotated[
         str | None,
         typer.Option(
-            "--id", metavar="FIELD", help="Field of each doc that holds its id. Default: items are matched by row."
+            "--id", metavar="FIELD", help="Field of each item that holds its id. Default: items are matched by row."
         ),
     ] = None,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking",
@@ -253,14 +253,15 @@ def rank(
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
     from pipeline.compare.comparison import open_output
     from pipeline.compare.finished_runs import open_finished
+    from pipeline.compare.harnesses import read_all_results, task_inputs
+    from pipeline.compare.harnesses.base import ResultOptions
     from pipeline.compare.items import check_clean, clean_items
     from pipeline.compare.ranking import RANKING_FILE, rank_models
-    from pipeline.compare.results import read_all_results, task_inputs
 
     store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
     runs = [open_finished(one) for one in run]
     check_clean(runs, selection, alpha)
-    read = read_all_results(results, metric, filter_, id_field)
+    read = read_all_results(results, ResultOptions(metric, filter_, id_field))
     clean, items = clean_items(runs, selection, alpha)
     ranking = rank_models(clean, items, read, runs, inputs, store)
     terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)

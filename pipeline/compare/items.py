@@ -12,8 +12,8 @@ from pydantic import Field
 
 from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import FinishedRun, RunRecord, chosen_selection, read_answer_tables, run_record
+from pipeline.compare.harnesses.base import ItemResults
 from pipeline.compare.joint import decide_jointly, doubtful_runs, joint_documents, joint_level
-from pipeline.compare.results import ItemResults
 from pipeline.corpus.documents import fetch_texts
 from pipeline.errors import UserError, nearest
 from pipeline.results.summary import Summary
@@ -163,7 +163,7 @@ def match_items(results: ItemResults, items: Sequence[Item], run: FinishedRun, i
     Raises:
         UserError: another task, another number of items, an unknown item, or one without a result.
     """
-    of_task = list(items) if results.by_id and results.path.endswith(".parquet") else _of_task(results, items, inputs)
+    of_task = list(items) if results.any_input else _of_task(results, items, inputs)
     if not results.by_id:
         rows = {str(item.row) for item in of_task}
         if results.values.keys() != rows:

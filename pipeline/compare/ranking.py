@@ -15,8 +15,8 @@ from scipy.stats import rankdata
 
 from pipeline.compare import comparison_text as wording
 from pipeline.compare.finished_runs import FinishedRun
+from pipeline.compare.harnesses.base import ItemResults
 from pipeline.compare.items import CleanItems, Item, match_items
-from pipeline.compare.results import ItemResults
 from pipeline.errors import UserError
 from pipeline.report.tables import of_numbers
 from pipeline.run.records import Record, VersionedRecord

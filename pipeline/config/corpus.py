@@ -34,8 +34,11 @@ ROLE_DOCUMENTS: dict[Role, str] = {
 """Description of the documents of each role, for messages."""
 
 
-LM_EVAL, LM_EVAL_TARGET = "filtered_resps", "target"
-"""Columns of lm-eval's sample files: log-likelihoods of the answers, and the correct one among several."""
+ANSWER_COLUMNS = {
+    "filtered_resps": ("target",),  # of lm-eval
+    "model_response.logprobs": ("doc.gold_index", "doc.choices"),  # of lighteval
+}
+"""Columns of log-likelihoods of answers in files of harnesses, and those of the correct answer and of all answers."""
 
 
 class ScoreConfig(Section):
@@ -269,8 +272,8 @@ class SourceConfig(Section):
 
     @property
     def score_companions(self) -> tuple[str, ...]:
-        """The columns that are read for scores, followed by the target of lm-eval's answers."""
-        return (*self.score_columns, *([LM_EVAL_TARGET] if LM_EVAL in self.score_columns else []))
+        """The columns that are read for scores, followed by those that name the correct one of several answers."""
+        return (*self.score_columns, *(name for one in self.score_columns for name in ANSWER_COLUMNS.get(one, ())))
 
     @property
     def dialect(self) -> Dialect:

@@ -14,7 +14,7 @@ from itertools import islice
 CONFIG_SUFFIXES = (".yaml", ".yml")
 DATA_SUFFIXES = (
     *(".parquet", ".pq", ".jsonl", ".ndjson", ".csv", ".tsv", ".arrow", ".arrows", ".feather", ".tar", ".txt", ".json"),
-    *(".gz", ".zst"),
+    *(".gz", ".zst", ".eval"),
 )
 """Suffixes of files that hold documents, or may."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config.corpus import LM_EVAL, LM_EVAL_TARGET, Role, TransformConfig
+from pipeline.config.corpus import ANSWER_COLUMNS, Role, TransformConfig
 from pipeline.corpus.chats import Conversation, read_completion, read_conversation
 from pipeline.corpus.csv_records import UnclosedQuoteError
 from pipeline.corpus.draw_features import ChoiceItem, DrawFeatures, item_features, rows_features, versions_features
@@ -353,10 +353,14 @@ def _default_id(shard: Shard, row: int) -> str:
 def read_scores(columns: Sequence[str], values: Sequence[Any]) -> tuple[float, ...] | Unreadable:
     """The finite scores of a row, in the order of `Shard.scores`; the reason if a value is not a finite number."""
     scores, given = [], dict(zip(columns, values, strict=True))
-    if LM_EVAL in given:
-        given[LM_EVAL] = _answer_score(given[LM_EVAL], given[LM_EVAL_TARGET])
-        given = dict(zip(columns[:-1], map(given.get, columns[:-1]), strict=True))  # the target is the last
-    for column, value in given.items():
+    naming = {column: names for column in columns if (names := ANSWER_COLUMNS.get(column))}
+    scored = columns[
+        : len(columns) - sum(map(len, naming.values()))
+    ]  # the columns that name correct answers are the last
+    for column in scored:
+        value = given[column]
+        if column in naming:
+            value = _answer_score(value, *map(given.get, naming[column]))
         try:
             score = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
@@ -379,12 +383,21 @@ def ids_text(value: Any) -> str | Unreadable:
     return " ".join(map(str, value)) if value else Unreadable(Reason.EMPTY, "no token ids")
 
 
-def _answer_score(answers: Any, target: Any) -> Any:
-    """The log-likelihood of the correct or only one of lm-eval's answers; `answers` unchanged if there is none."""
-    if not isinstance(answers, list) or not answers:
+def _answer_score(answers: Any, target: Any, choices: Any = None) -> Any:
+    """The log-likelihood of the correct or only answer; `answers` unchanged if there is none, or several.
+
+    Args:
+        answers: a number for each answer, or a list that begins with it.
+        target: place of the correct one, or a list of places.
+        choices: the answers; None: not known. Without as many, the numbers are not those of answers.
+    """
+    if not isinstance(answers, list) or not answers or (isinstance(choices, list) and len(choices) != len(answers)):
         return answers
+    target = target[0] if isinstance(target, list) and len(target) == 1 else target
     place = 0 if len(answers) == 1 else int(target) if str(target).isdecimal() else len(answers)
-    answer = answers[place] if place < len(answers) else answers
+    if place >= len(answers):
+        return answers
+    answer = answers[place]
     return answer[0] if isinstance(answer, list) and answer else answer
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr
 
-from pipeline.compare.results import read_results_table
+from pipeline.compare.harnesses.results_table import read_results_table
 from pipeline.config.selection import SelectionConfig
 from pipeline.errors import UserError, nearest
 from pipeline.report.tables import Row, cell, labels, of_numbers, readable, shown

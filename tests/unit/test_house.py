@@ -52,6 +52,7 @@ FEWEST_LINES, MOST_LINES = 80, 600
 """Of a module."""
 
 ONE_KIND_EACH = (
+    "pipeline.compare.harnesses.",
     "pipeline.checks.",
     "pipeline.corpus.formats.",
     "pipeline.detectors.",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from compared_runs import ITEMS, amend, benchmark_run, copied
@@ -129,8 +130,10 @@ def test_items_are_matched_by_id_and_by_table(runs: Runs, results: Path, tmp_pat
         lines = [{**sample(row, float(right[row])), "doc_id": ITEMS - 1 - row} for row in range(ITEMS)]
         write_samples(tmp_path / "turned", model, lines)
         rows += [{"model": model, "item": f"bench.jsonl#{row}", "correct": bool(right[row])} for row in range(ITEMS)]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bench.parquet")
-    for arguments in ((tmp_path / "turned", "--id", "qid"), (tmp_path / "bench.parquet",)):
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, tmp_path / "bench.parquet")
+    pa.csv.write_csv(table, tmp_path / "bench.csv")
+    for arguments in ((tmp_path / "turned", "--id", "qid"), (tmp_path / "bench.parquet",), (tmp_path / "bench.csv",)):
         assert ranked(*arguments, "--run", runs[0])["tasks"][0]["models"] == by_row["models"]
 
 
@@ -161,8 +164,8 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     assert "acc must be a number in [0, 1], got 3.5" in bad([sample(0, 3.5)])
     assert "no metric 'acc_nrm'; did you mean 'acc_norm'?" in bad(good, "--metric", "acc_nrm")
     assert "choose with --metric one of f1, rouge" in bad([{**one, "metrics": ["f1", "rouge"]} for one in good])
-    two = [sample(row, 1.0, filter=name) for name in ("strict", "loose") for row in range(ITEMS)]
-    assert "choose with --filter one of strict, loose" in bad(two)
+    two = [sample(row, 1.0, filter=name) for name in ("strict", "loose", "first") for row in range(ITEMS)]
+    assert "choose with --filter one of strict, loose, first" in bad(two)
     assert "no filter 'strikt'" in bad(two, "--filter", "strikt")
     assert "no field 'uid' in its doc; did you mean 'qid'?" in bad(good, "--id", "uid")
     assert "--task must be TASK=INPUT, got 'bench'" in bad(good, "--task", "bench")
@@ -171,9 +174,14 @@ def test_bad_results_are_named(runs: Runs, results: Path, tmp_path: Path, capsys
     renamed = write_samples(tmp_path / "named", "m", good, task="arc")
     here(capsys, "rank", renamed, *run, "--task", "arc=bench.jsonl")
     assert "no such file or folder" in refusal(capsys, "rank", tmp_path / "none", *run)
-    assert "holds no sample files" in refusal(capsys, "rank", runs[0] / "report", *run)
+    formats = ("samples_TASK_DATE.jsonl", "inspect_ai (.eval)", "details_TASK_DATE.parquet")
+    line = refusal(capsys, "rank", runs[0] / "report", *run)
+    assert "holds no files of results that are read: " in line
+    assert all(name in line for name in formats)
     (tmp_path / "x.jsonl").write_text("{}\n")
-    assert "its name is not samples_TASK_DATE.jsonl" in refusal(capsys, "rank", tmp_path / "x.jsonl", *run)
+    line = refusal(capsys, "rank", tmp_path / "x.jsonl", *run)
+    assert "x.jsonl is no file of results that is read: " in line
+    assert all(name in line for name in (*formats, "Parquet or CSV with the columns model, item, correct"))
     other = write_samples(tmp_path / "versions", "n", [sample(row, 1.0, doc_hash="x") for row in range(ITEMS)])
     line = refusal(capsys, "rank", results, other, *run)
     assert "the models were given different versions of the task" in line

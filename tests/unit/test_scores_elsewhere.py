@@ -250,6 +250,34 @@ def test_samples_of_lm_eval_are_scored_by_the_likelihood_of_the_right_answer(tmp
     assert scores == {"0": (-1.25, 0), "1": (-3.5, 0), "2": (-7.0, 0), "3": (-8.0, 0)}
 
 
+def test_details_of_lighteval_are_scored_by_the_likelihood_of_the_right_answer(tmp_path: Path) -> None:
+    def detail(row: int, logprobs: list[float], gold: list[int], choices: list[str]) -> Row:
+        doc = {"id": str(row), "query": f"query {row} of some words", "choices": choices, "gold_index": gold}
+        return {"doc": doc, "metric": {"acc": 1.0}, "model_response": {"logprobs": logprobs}}
+
+    two = ["yes", "no"]
+    audit = [
+        detail(0, [-3.5, -1.25], [1], two),
+        detail(1, [-3.5, -1.25], [0], two),
+        detail(2, [-7.0], [0], ["yes"]),
+        detail(3, [-3.5, -1.25], [0, 1], two),  # several right answers
+        detail(4, [-0.5, -0.25, -0.125], [0], ["a text of three tokens"]),  # of tokens, not of answers
+        detail(5, [], [0], two),
+    ]
+    given = small(tmp_path, rows_of(6), scores=["model_response.logprobs"], error_budget=1.0, selections=[])
+    unseen = [detail(n, [-float(n), -1.0], [0], two) for n in range(30)]
+    for role, some in (("audit", audit), ("unseen", unseen)):
+        path = tmp_path / f"details_{role}.parquet"
+        pq.write_table(pa.Table.from_pylist(some), path)
+        given["corpus"][role] |= {"path": str(path), "id": "doc.id", "text": "doc.query"}
+    folder = run(tmp_path, "run", given)
+    rows = pq.read_table(folder / "scores").to_pylist()
+    scores = {row["doc_id"]: row["model_response.logprobs"] for row in rows if row["role"] == "audit"}
+    assert scores == {"0": -1.25, "1": -3.5, "2": -7.0}
+    refused = pq.read_table(folder / "quarantine").to_pylist()
+    assert [row["reason"] for row in refused] == ["non_finite_score"] * 3
+
+
 def test_the_target_of_an_answer_may_be_a_column_of_scores_too() -> None:
     columns = SourceConfig(path="t.jsonl", scores=["target", "filtered_resps"]).score_companions
     assert read_scores(columns, [0.5, [["-1.2", "True"]], 0.5]) == (0.5, -1.2)

@@ -127,7 +127,7 @@ def remedy_by_content(path: str, head: bytes) -> str | None:
         return instead
     name, packed, kind = os.path.basename(path), suffix_compression(path), binary_kind(head)
     form = suffix_format(path, pictures=True)
-    if kind is None or (form is not None and kind.suffix in form.suffixes):
+    if kind is None or (form is not None and kind.suffix in (*form.suffixes, form.inside)):
         return None
     if COMPRESSIONS.get(kind.suffix, "") != packed:
         stem = name if kind.packs and packed is None else os.path.splitext(name)[0]

@@ -341,6 +341,7 @@ class Format:
     """Copies an input to files of the given names and changes only the edited texts; None: not supported."""
     columns: Callable[[Shard], Sequence[str]] | None = None  # for `init`
     suffixes: tuple[str, ...] = ()  # file name suffixes
+    inside: str = ""  # suffix of the kind that its first bytes show, if another: ".zip" of files that are archives
     content: Callable[[str], str | None] | None = None
     """Name of the format that the content of a file has, if its suffix does not tell it; None: this one."""
     estimate: Callable[[InputFile], Extent] | None = None  # for inputs whose number of rows is unknown

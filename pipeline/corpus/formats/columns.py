@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.config.corpus import SourceConfig
+from pipeline.config.corpus import ANSWER_COLUMNS, SourceConfig
 from pipeline.corpus.formats import base
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
@@ -34,7 +34,8 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
         _check_picture_column(schema, source.image, name)
         return
     for column in source.score_columns:
-        if not _is_number(held := _column_type(schema, column)):
+        held = _column_type(schema, column)
+        if not _is_number(held) and not (column in ANSWER_COLUMNS and _is_list(held)):
             numbers = [field.name for field in schema if _is_number(field.type)]
             hint = nearest(column, numbers, "columns of numbers") if numbers else "no column holds numbers"
             raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {hint}")
