@@ -30,7 +30,7 @@ FailIfSelected = Annotated[
 ]
 
 TRAINED_HELP = "Exit with 4 if it is shown that the collection was trained on, with 5 if a check contradicts that."
-PAGE_HELP = "Write series.html and series.json to FOLDER, used for nothing else, or the page alone to FILE.html."
+PAGE_HELP = "Write a page with its JSON file to FOLDER, used for nothing else, or the page alone to FILE.html."
 NEW_HELP = (
     "Exit with 4 if the latest scan selected a document that no earlier scan selected, with 5 if a check contradicts "
     "such a list."
@@ -187,8 +187,9 @@ def compare(
     json_: AsJson = False,
 ) -> None:
     """Compare two runs: documents gained and lost, scores, settings and data."""
-    from pipeline.compare.comparison import COMPARISON_FILE, compare_runs, open_output, write_comparison
+    from pipeline.compare.comparison import COMPARISON_FILE, compare_runs, write_comparison
     from pipeline.compare.finished_runs import open_finished
+    from pipeline.compare.output_places import open_output
 
     store = open_output(output, COMPARISON_FILE)
     comparison, scores = compare_runs(open_finished(run_a), open_finished(run_b), selection, store)
@@ -206,19 +207,25 @@ def joint(
         bool, typer.Option("--shared", help="Answer for the documents that all runs audited, if the runs differ.")
     ] = False,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "joint",
+    page: Annotated[str | None, typer.Option("--page", metavar="FOLDER|FILE", help=PAGE_HELP)] = None,
     json_: AsJson = False,
 ) -> None:
     """Select the documents that are clean (or trained on) under all of several models, with one error rate."""
-    from pipeline.compare.comparison import open_output
+    from pipeline.compare.answer_pages import JOINT_PAGE, write_joint_page
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.joint import JOINT_FILE, decide_jointly, joint_documents, write_joint
+    from pipeline.compare.output_places import open_output, page_place
 
     store = open_output(output, JOINT_FILE)
+    place = None if page is None else page_place(page, JOINT_PAGE, JOINT_FILE)
     opened = [open_finished(run) for run in runs]
     with joint_documents(opened, selection, alpha, shared) as (summaries, rows, common):
         answer = decide_jointly(opened, summaries, rows, common, alpha)
         write_joint(store, answer, rows)
-    terminal.show(json_, {**answer.report.plain(), "folder": store.url}, terminal.print_joint, answer.report, store.url)
+    report = answer.report
+    address = None if place is None else write_joint_page(place, report, opened, store.url)
+    facts = {**report.plain(), "folder": store.url, "page": address}
+    terminal.show(json_, facts, terminal.print_joint, report, store.url, address)
 
 
 def rank(
@@ -248,23 +255,28 @@ def rank(
         ),
     ] = None,
     output: Annotated[str, typer.Option("--output", metavar="FOLDER", help=OUTPUT_HELP)] = "ranking",
+    page: Annotated[str | None, typer.Option("--page", metavar="FOLDER|FILE", help=PAGE_HELP)] = None,
     json_: AsJson = False,
 ) -> None:
     """Rank models by accuracy on all items of a benchmark and on those selected as clean, from per-item results."""
-    from pipeline.compare.comparison import open_output
+    from pipeline.compare.answer_pages import RANKING_PAGE, write_ranking_page
     from pipeline.compare.finished_runs import open_finished
     from pipeline.compare.harnesses import read_all_results, task_inputs
     from pipeline.compare.harnesses.base import ResultOptions
     from pipeline.compare.items import check_clean, clean_items
+    from pipeline.compare.output_places import open_output, page_place
     from pipeline.compare.ranking import RANKING_FILE, rank_models
 
     store, inputs = open_output(output, RANKING_FILE), task_inputs(task or ())
+    place = None if page is None else page_place(page, RANKING_PAGE, RANKING_FILE)
     runs = [open_finished(one) for one in run]
     check_clean(runs, selection, alpha)
     read = read_all_results(results, ResultOptions(metric, filter_, id_field))
     clean, items = clean_items(runs, selection, alpha)
     ranking = rank_models(clean, items, read, runs, inputs, store)
-    terminal.show(json_, {**ranking.plain(), "folder": store.url}, terminal.print_ranking, ranking, store.url)
+    address = None if place is None else write_ranking_page(place, ranking, runs, read)
+    facts = {**ranking.plain(), "folder": store.url, "page": address}
+    terminal.show(json_, facts, terminal.print_ranking, ranking, store.url, address)
 
 
 def series(
@@ -276,10 +288,11 @@ def series(
     json_: AsJson = False,
 ) -> None:
     """Show the scans of a schedule, the error rate over all of them, and what the last one added."""
-    from pipeline.series.series_page import check_page_place, write_series_page
+    from pipeline.compare.output_places import page_place
+    from pipeline.series.series_page import SERIES_FILE, SERIES_PAGE, write_series_page
     from pipeline.series.summary import read_series
 
-    place = None if page is None else check_page_place(page, ledger)
+    place = None if page is None else page_place(page, SERIES_PAGE, SERIES_FILE, ledger)
     summary = read_series(ledger)
     address = None if place is None else write_series_page(place, summary)
     terminal.show(json_, {**summary.plain(), "page": address}, terminal.print_series, summary, address)

@@ -352,7 +352,7 @@ def print_evaluation(evaluation: Evaluation, page: str) -> None:
     print_line(f"page: {page}")
 
 
-def print_joint(report: JointReport, folder: str) -> None:
+def print_joint(report: JointReport, folder: str, page: str | None) -> None:
     """Print the joint selection of several runs, its guarantee, and the place of the lists."""
     from pipeline.compare.joint import joint_table
 
@@ -361,6 +361,8 @@ def print_joint(report: JointReport, folder: str) -> None:
     screen.lines(*(f"warning: {warning}" for warning in report.warnings))
     screen.lines(*report.sentences())
     print_line(f"lists: {folder} ({report.proved.file}; {report.largest_p.file}: not proved)")
+    if page is not None:
+        print_line(f"page: {page}")
 
 
 def print_comparison(comparison: Comparison, page: str) -> None:
@@ -377,7 +379,7 @@ def print_comparison(comparison: Comparison, page: str) -> None:
     print_line(f"page: {page}")
 
 
-def print_ranking(ranking: RankingReport, folder: str) -> None:
+def print_ranking(ranking: RankingReport, folder: str, page: str | None) -> None:
     """Print models on all and on the clean items, changes of places, and the basis of the numbers."""
     from pipeline.compare.ranking import ranking_table
     from pipeline.run.conclusion_text import WARNING
@@ -392,6 +394,8 @@ def print_ranking(ranking: RankingReport, folder: str) -> None:
     count = f"{clean.n_clean:,} of {clean.n_audit:,} items are selected as clean at alpha {clean.alpha:g}"
     screen.lines(f"{count} ({clean.guarantee}). {clean.promise}", ranking.intervals)
     print_line(f"ranking: {folder}")
+    if page is not None:
+        print_line(f"page: {page}")
 
 
 def print_series(summary: SeriesSummary, page: str | None) -> None:

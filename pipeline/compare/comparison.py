@@ -439,24 +439,6 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def open_output(folder: str, mark: str, option: str = "--output") -> Store:
-    """Open a folder for the files of one command; files of an earlier call are replaced.
-
-    Args:
-        folder: local path or fsspec URL; need not exist.
-        mark: the JSON file of the command, which identifies a folder of earlier results.
-        option: the option that names the folder, for messages.
-
-    Raises:
-        UserError: the folder holds other files.
-    """
-    store = Store(folder)
-    names = store.names("")
-    if names and mark not in names:
-        raise UserError(f"{folder} holds other files ({', '.join(names[:3])}): give {option} another folder")
-    return store
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """The changes of each selection, with the correlation of the scores."""
     figures = of_numbers("selected, A", "selected, B", "kept", "gained", "lost", "rank correlation")

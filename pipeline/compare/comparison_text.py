@@ -163,3 +163,45 @@ def places_changed(
         f"{high:.3f}] on the clean items{chance}. Of the items that were not selected as clean {items[0]:,} favour "
         f"{first} and {items[1]:,} favour {second}."
     )
+
+
+# --- what to do next
+
+
+def after_a_ranking(runs: Sequence[str], n_clean: int, contradicted: bool) -> list[str]:
+    """What to do with a ranking on clean items.
+
+    Args:
+        runs: run directories of the audits.
+        n_clean: number of items selected as clean.
+        contradicted: whether a check contradicts the guarantee.
+    """
+    if contradicted:
+        return [f"Do not use the ranking on clean items: see the checks in the report of {', '.join(runs)}."]
+    if not n_clean:
+        return [
+            "No item is shown to be clean, so only the ranking on all items is known. More seen documents, or a larger "
+            "alpha, may select some: seenset plan states how many a selection needs."
+        ]
+    return [
+        "Report accuracies on the clean items with their intervals, and name the audited models: items are clean under "
+        "these alone.",
+        f"To evaluate further models on the clean items: seenset export {runs[0]} FOLDER --samples.",
+    ]
+
+
+def after_a_joint_selection(direction: str, n_selected: int, contradicted: bool) -> list[str]:
+    """What to do with a joint selection.
+
+    Args:
+        direction: clean or members.
+        n_selected: number of documents of the proved list.
+        contradicted: whether a check contradicts the guarantee.
+    """
+    if contradicted:
+        return ["Do not act on the lists: see the checks in the reports of the runs."]
+    if not n_selected:
+        return ["Nothing is selected. The answer below states how many calibration documents a list takes."]
+    if direction == "clean":
+        return ["Evaluate these models on the selected items; seenset rank repairs a ranking with them."]
+    return ["At most a share alpha of the list is wrong on average; audit further models before you name one document."]

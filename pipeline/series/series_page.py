@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.compare.comparison import open_output
-from pipeline.errors import UserError
+from pipeline.compare.output_places import PagePlace
 from pipeline.report.templates import (
     BLUE,
     COLOURS,
@@ -22,45 +20,12 @@ from pipeline.report.templates import (
 from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import series_text as wording
 from pipeline.series.summary import LISTED, SeriesSummary, series_rows
-from pipeline.store.files import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SERIES_PAGE, SERIES_FILE = "series.html", "series.json"
-
-
-@dataclass(frozen=True, slots=True)
-class PagePlace:
-    """The place of a page to write."""
-
-    store: Store
-    name: str
-    with_json: bool
-
-
-def check_page_place(page: str, ledger: str) -> PagePlace:
-    """The place of the page that `--page` names.
-
-    Args:
-        page: a folder, or a file whose name ends in .html; local path or fsspec URL.
-        ledger: folder of the ledger, which must have no other files.
-
-    Raises:
-        UserError: the folder holds other files, or is in the ledger.
-    """
-    folder, name = page, SERIES_PAGE
-    is_file = page.endswith(".html")
-    if is_file:
-        folder, _, name = page.rpartition("/")
-        folder = folder or ("/" if page.startswith("/") else ".")
-    place, inside = Store(folder), Store(ledger).url
-    if place.url == inside or place.url.startswith(f"{inside}/"):
-        raise UserError(f"--page {page} is in the ledger, which holds its entries alone: give another folder")
-    if not is_file:
-        place = open_output(folder, SERIES_FILE, "--page")
-    return PagePlace(place, name, not is_file)
 
 
 def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
@@ -80,10 +45,7 @@ def write_series_page(place: PagePlace, summary: SeriesSummary) -> str:
         figure=series_figure(summary) if summary.latest is not None else None,
         listed=LISTED,
     )
-    if place.with_json:
-        place.store.write_json(SERIES_FILE, summary.plain())
-    place.store.write(place.name, page.encode("utf-8", "replace"))
-    return f"{place.store.url}/{place.name}"
+    return place.write(page, summary.plain())
 
 
 def series_figure(summary: SeriesSummary) -> FigureImage:

@@ -1,7 +1,9 @@
 """Claims about seenset rank: lm-eval's files as they are become accuracies on all and on clean items, honestly."""
 
 import hashlib
+import html
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -121,6 +123,40 @@ def test_items_are_clean_where_all_runs_say_so(runs: Runs, results: Path, tmp_pa
     table = pq.read_table(tmp_path / "x/items.parquet").to_pylist()
     assert {row["item"] for row in table if row["clean"]} == joint
     assert facts["clean"]["n_clean"] == len(joint) > 0
+
+
+def test_pages_state_the_ranking_and_the_joint_answer_with_their_origin(
+    runs: Runs, results: Path, tmp_path: Path, ranked: Ranked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = ranked(results, "--run", runs[0], "--page", tmp_path / "page")
+    assert facts["page"] == f"{tmp_path}/page/ranking.html"
+    page = (tmp_path / "page/ranking.html").read_text()
+    text = " ".join(re.sub("<[^>]+>", " ", page).split())
+    task = facts["tasks"][0]
+    for one in task["models"]:
+        assert (
+            f"{one['accuracy_clean']:.3f} [{one['accuracy_clean_low']:.3f}, {one['accuracy_clean_high']:.3f}]" in text
+        )
+        file = next((results / one["model"]).iterdir())
+        assert hashlib.sha256(file.read_bytes()).hexdigest() in text
+    assert f"{task['n_items'] - task['n_clean']} of {task['n_items']} items are left out of the clean ones" in text
+    assert "Next. Report accuracies on the clean items with their intervals" in text
+    assert facts["clean"]["runs"][0]["fingerprint"] in text
+    assert task["changes"]
+    assert "org__cheat is ahead of org__honest by" in text
+    ranked(results, "--run", runs[0], "--page", tmp_path / "page")
+    assert (tmp_path / "page/ranking.html").read_text() == page
+    assert json.loads((tmp_path / "page/ranking.json").read_text())["tasks"] == facts["tasks"]
+    lists = tmp_path / "lists"
+    assert ended("joint", *runs, "--output", lists, "--page", tmp_path / "joint.html") == 0
+    joint = json.loads((lists / "joint.json").read_text())
+    text = " ".join(re.sub("<[^>]+>", " ", (tmp_path / "joint.html").read_text()).split())
+    assert f"{joint['proved']['n_selected']} of {joint['n_audit']} documents, 2 models" in text
+    assert joint["proved"]["promise"] in html.unescape(text)
+    assert "Next. Evaluate these models on the selected items" in text
+    line = refusal(capsys, "joint", *runs, "--output", lists, "--page", tmp_path)
+    assert "holds other files" in line
+    assert "give --page another folder" in line
 
 
 def test_items_are_matched_by_id_and_by_table(runs: Runs, results: Path, tmp_path: Path, ranked: Ranked) -> None:

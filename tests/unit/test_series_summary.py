@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.answers.select import write_answers
 from pipeline.answers.summarise import series_place
+from pipeline.compare.output_places import page_place
 from pipeline.corpus.documents import text_key
 from pipeline.results.summary import Summary, read_summary
 from pipeline.run.digests import scores_digest
@@ -17,7 +18,7 @@ from pipeline.selection.guarantees import ConclusionValue
 from pipeline.series import claims
 from pipeline.series.claims import claim_slots, file_result
 from pipeline.series.scans import Claim, read_schedule
-from pipeline.series.series_page import check_page_place, write_series_page
+from pipeline.series.series_page import SERIES_FILE, SERIES_PAGE, write_series_page
 from pipeline.series.summary import SelectionSums, SeriesSummary, read_series
 from pipeline.store.files import Store
 from pipeline.store.ledger import entry_file
@@ -296,7 +297,7 @@ def test_the_command_and_the_page_state_what_the_summary_states(
     assert all(part in printed for part in ("at most 10% is wrong", "2 of them new"))
     scan(["<script>", "c"], conclusion=CONTRADICTED)
     series = read_series(str(ledger))
-    place = check_page_place(str(tmp_path / "page"), str(ledger))
+    place = page_place(str(tmp_path / "page"), SERIES_PAGE, SERIES_FILE, str(ledger))
     page, again = (Path(write_series_page(place, series)).read_text() for _ in range(2))
     assert page == again
     for text in (series.selections[0].promise, "no result", "CONTRADICTED", "2 by scan 1, 2 by scan 3 (contradicted)"):
@@ -324,8 +325,8 @@ def test_what_is_no_ledger_is_one_line(scan: Scan, ledger: Path, tmp_path: Path)
     assert "no ledger at" in refusal(tmp_path / "file")
     scan(["a"])
     scan(["b"])
-    assert "in the ledger" in user_error(check_page_place, str(ledger / "page"), str(ledger))
-    assert "give --page another folder" in user_error(check_page_place, str(tmp_path), str(ledger))
+    assert "in the ledger" in user_error(page_place, str(ledger / "page"), SERIES_PAGE, SERIES_FILE, str(ledger))
+    assert "give --page another folder" in user_error(page_place, str(tmp_path), SERIES_PAGE, SERIES_FILE, str(ledger))
     (ledger / entry_file(2)).unlink()
     assert "entry 2 is missing" in refusal(ledger)
     assert ended("series", str(ledger)) == 2
