@@ -79,6 +79,9 @@ def find_trainings(driver: Driver, config: AuditConfig, work: BuiltStages) -> li
         if store.exists(f"adapters/{key}"):
             driver.reporter.say(f"{problem}; it is trained again")
             store.remove_folder(f"adapters/{key}")
+    for name, part in parts.adapters.items():
+        if part.left_out and keys[name] in missing:
+            driver.reporter.say(part.line(name))
     return adapter_jobs(config, work, missing, None if machine is None else machine.gpus)
 
 

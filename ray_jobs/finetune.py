@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
@@ -29,13 +28,11 @@ from pipeline.run.machine import ActorShape, Node, places, places_beside
 from pipeline.store.files import Store
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
 from pipeline.training.train import TrainingOptions, TrainingResult, TrainingStep, train
+from pipeline.training.training_documents import TrainingDocument, from_table, to_table
 from ray_jobs.cluster import connect
 from ray_jobs.nodes import Room, cluster_shape, sized_by_cluster
 
 SCRATCH = ".scratch-"
-TEXT = "text"
-"""The column of the file of texts."""
-
 PROGRESS_SECONDS = 1.0
 MAX_FAILURES = 3
 """Maximum number of losses of an adapter's workers before the job fails."""
@@ -55,7 +52,7 @@ class AdapterJob:
     name: str  # name for messages
     key: str  # digest of all values that determine the weights
     model: ModelConfig
-    texts: Sequence[str]
+    documents: Sequence[TrainingDocument]
     config: FinetuneConfig  # configuration with an adapter's method
     base: Mapping[str, str]  # fingerprint_model(model)
     workers: int = 1
@@ -78,9 +75,9 @@ class AdapterTraining:
     scratch: str  # temporary folder of this call, which a delayed earlier driver cannot remove
 
     @property
-    def texts_file(self) -> str:
-        """Path of a Parquet file with a column `text`."""
-        return f"{self.scratch}/texts.parquet"
+    def documents_file(self) -> str:
+        """Path of a Parquet file of the documents (`documents.to_table`)."""
+        return f"{self.scratch}/documents.parquet"
 
     @property
     def _progress_file(self) -> Path:
@@ -142,7 +139,7 @@ def adapter_jobs(
                 name,
                 key,
                 model,
-                part.texts,
+                part.documents,
                 part.training,
                 {kind: work.base[kind] for kind in ("model", "tokenizer", "quantization")},
                 workers=resources.finetune_workers,
@@ -255,11 +252,11 @@ def _trainings_held(job: AdapterJob, nodes: Sequence[Node]) -> int:
 
 
 def _begin(training: AdapterTraining, store: Store) -> None:
-    """Write the texts into the temporary folder of a training; folders of lost drivers are removed."""
+    """Write the documents into the temporary folder of a training; folders of lost drivers are removed."""
     scratch = Path(training.scratch)
     for left in scratch.parent.glob(f".{training.job.key}{SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
-    store.write_table(f"adapters/{scratch.name}/texts.parquet", pa.table({TEXT: list(training.job.texts)}))
+    store.write_table(f"adapters/{scratch.name}/documents.parquet", to_table(training.job.documents))
 
 
 def _run_here(
@@ -300,7 +297,7 @@ def _run(
         while waiting or running:
             while waiting and len(running) < at_once:
                 training = waiting.pop(0)
-                sent = replace(training, job=replace(training.job, texts=()))  # workers read the texts from the file
+                sent = replace(training, job=replace(training.job, documents=()))  # workers read the file
                 running[task.remote(sent)] = training
             ended, _ = ray.wait(list(running), timeout=PROGRESS_SECONDS)
             check()
@@ -389,7 +386,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
         opened = open_model(model, gpus=0 if partitioned is not None else gpus)
         if processes.rank == 0:
             check_same_files(job.model, {}, job.base)
-        texts = pq.read_table(training.texts_file)[TEXT].to_pylist()
+        documents = from_table(pq.read_table(training.documents_file))
     except UserError as error:
         problem = str(error)
     except Exception as error:
@@ -409,7 +406,7 @@ def train_one(training: AdapterTraining, on_progress: OnProgress) -> str | None:
         train(
             opened.model,
             opened.tokenizer,
-            texts,
+            documents,
             config,
             training.folder,
             TrainingOptions(

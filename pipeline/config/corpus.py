@@ -405,12 +405,8 @@ NO_TOKENS = _without(
 PlainSource = Annotated[AnySource, NO_VERSIONS]
 """A source of documents without versions."""
 
-_NO_TRAINING = "models are trained on texts or pictures here, not on chats: give text"
-NO_CHATS = _without("messages", _NO_TRAINING)
-NO_COMPLETIONS = _without("prompt", _NO_TRAINING)
-
-TrainingSource = Annotated[PlainSource, NO_TOKENS, NO_CHATS, NO_COMPLETIONS]
-"""A source of texts or pictures that models are trained on."""
+TrainingSource = Annotated[PlainSource, NO_TOKENS]
+"""A source of texts, chats or pictures that models are trained on."""
 
 
 class LabelledConfig(SourceConfig):

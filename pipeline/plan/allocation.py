@@ -5,7 +5,9 @@ Parts are drawn with the run's seed. Near-duplicates stay together: no calibrati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +18,9 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import ROLES, CorpusConfig, Role
 from pipeline.config.models import as_model_config
 from pipeline.config.training import AdapterConfig, FinetuneConfig
+from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.inputs import find_inputs, plan_shards
 from pipeline.corpus.keys import Keys, keyed, sketch_column
 from pipeline.corpus.near_duplicates import NearDuplicateIndex, draw_families, near_families
@@ -31,9 +35,11 @@ from pipeline.plan.starter_text import AND_TO_CALIBRATE
 from pipeline.run.manifest import AdapterRecord, Allocation
 from pipeline.run.records import KEYS_FILE
 from pipeline.run.scored import KEYS_SCHEMA
+from pipeline.stages.chat_scoring import chat_settings
 from pipeline.stages.prefixes import Prefixes, Shots, cut_to_room, given_ids, joined_ids
 from pipeline.store.files import Store
 from pipeline.training.adapter import check_targets
+from pipeline.training.training_documents import TrainingDocument, training_documents
 
 KNOWN: tuple[Role, ...] = tuple(role for role in ROLES if role != "audit")
 
@@ -48,8 +54,17 @@ class Part:
 
     settings: AdapterConfig
     training: FinetuneConfig
-    texts: list[str]
+    documents: list[TrainingDocument]
     keys: Keys
+    left_out: int = 0  # drawn documents of which nothing can be learnt
+
+    def line(self, name: str) -> str:
+        """How many of its documents the adapter with a name does not learn, and why."""
+        drawn = self.left_out + len(self.documents)
+        return (
+            f"adapter {name}: {self.left_out:,} of its {drawn:,} documents are left out, of which nothing can be "
+            f"learnt within max_tokens = {self.training.max_tokens:,}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,22 +152,48 @@ def allocate(config: AuditConfig, shards: Sequence[Shard]) -> Parts:
         _free_of_unknown(role_pools.values(), embedding_rows(model))
     if config.overlap == "drop":
         _free_of_audited([*role_pools.values(), *corpus_pools.values()], shards, config.near_copies)
-    adapters: dict[str, Part] = {}
-    for name, settings in adapter_settings.items():
-        pools = [role_pools[role] for role in settings.roles] or [corpus_pools[name]]
-        drawn = [_draw(pool, settings, place, name, config) for place, pool in enumerate(pools)]
-        cut = min(config.max_tokens, settings.max_tokens)
-        texts = [text for pool, chosen in zip(pools, drawn, strict=True) for text in _texts(pool, chosen)]
-        tokens = tokenize_each(tokenizer, texts, cut)
-        long_enough = np.array([len(entry.ids) > 1 for entry in tokens], dtype=bool)
-        texts = [text for text, usable in zip(texts, long_enough, strict=True) if usable]
-        if not texts:
-            raise UserError(f"fsd adapter {name}: none of its documents has 2 tokens, which training needs")
-        keys = Keys.joined(pool.keys.take(chosen) for pool, chosen in zip(pools, drawn, strict=True)).take(long_enough)
-        adapters[name] = Part(settings, settings.training(config.max_tokens, len(texts)), texts, keys)
+    read = _training_reader(config, tokenizer)
+    adapters = {
+        name: _part(config, name, [role_pools[role] for role in settings.roles] or [corpus_pools[name]], read)
+        for name, settings in adapter_settings.items()
+    }
     shots = {prefix: _shots(prefix, role_pools[prefix.role], tokenizer, config) for prefix in prefixes}
     parts = Parts(adapters, {}, shots)
     return replace(parts, calibration=_calibration(role_pools, parts.taken(), config.near_copies))
+
+
+_Read = Callable[[Sequence[str | Conversation], int], list[TrainingDocument | Unreadable]]
+"""What a training reads of documents, cut to a number of tokens; the reason where it learns nothing."""
+
+
+def _training_reader(config: AuditConfig, tokenizer: Any) -> _Read:
+    """The reader of the training documents of an audit: what it scores of chats is what adapters learn of them."""
+    if not config.corpus.has_chats:
+        return lambda documents, cut: training_documents(tokenizer, documents, None, cut)
+    chat = chat_settings(config, parse_detectors(config.detectors))
+    positions = check_model(as_model_config(config.model))["max_tokens"] or sys.maxsize
+    return lambda documents, cut: training_documents(tokenizer, documents, chat, min(cut, positions))
+
+
+def _part(config: AuditConfig, name: str, pools: Sequence[_Pool], read: _Read) -> Part:
+    """The documents that an adapter takes from pools, without those of which it would learn nothing.
+
+    Raises:
+        UserError: as `allocate`.
+    """
+    settings = config.fsd.adapter(name)
+    drawn = [_draw(pool, settings, place, name, config) for place, pool in enumerate(pools)]
+    chosen = [document for pool, places in zip(pools, drawn, strict=True) for document in _taken(pool, places)]
+    made = read([document.chat or document.text for document in chosen], min(config.max_tokens, settings.max_tokens))
+    kept = [document for document in made if not isinstance(document, Unreadable)]
+    if not kept:
+        faults = Counter(document.message for document in made if isinstance(document, Unreadable))
+        raise UserError(
+            f"fsd adapter {name} learns from none of its {len(made)} documents: {faults.most_common(1)[0][0]}"
+        )
+    usable = np.array([not isinstance(document, Unreadable) for document in made], dtype=bool)
+    keys = Keys.joined(pool.keys.take(places) for pool, places in zip(pools, drawn, strict=True)).take(usable)
+    return Part(settings, settings.training(config.max_tokens, len(kept)), kept, keys, len(made) - len(kept))
 
 
 def allocation_record(parts: Parts, keys: Mapping[str, str]) -> Allocation:
@@ -239,7 +280,7 @@ def _shots(prefix: Prefix, pool: _Pool, tokenizer: Any, config: AuditConfig) -> 
     if prefix.shots + 1 > available:
         raise too_few_shots(prefix, available)
     chosen = _drawn(pool, pool.free, prefix.shots, prefix.named, config)
-    texts, keys = list(_texts(pool, chosen)), pool.keys.take(chosen)
+    texts, keys = [document.text for document in _taken(pool, chosen)], pool.keys.take(chosen)
     if config.corpus.has_ids:
         sequences, bare = given_ids(texts, tokenizer.bos_token_id, prefix.joined)
     else:
@@ -329,8 +370,6 @@ def _documents(shards: Sequence[Shard]) -> Iterator[Document]:
         yield from (document for document in read_shard(shard) if document.problem is None)
 
 
-def _texts(pool: _Pool, chosen: np.ndarray) -> Iterator[str]:
+def _taken(pool: _Pool, chosen: np.ndarray) -> Iterator[Document]:
     positions = set(chosen.tolist())
-    for position, document in enumerate(_documents(pool.shards)):
-        if position in positions:
-            yield document.text
+    return (document for position, document in enumerate(_documents(pool.shards)) if position in positions)

@@ -7,7 +7,7 @@ from functools import partial
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
-from pipeline.config.kinds import FROM_BEGINNING, IN_WINDOWS, Capability, InputKind, check_offered
+from pipeline.config.kinds import FROM_BEGINNING, IN_WINDOWS, Capability, InputKind, check_offered, check_same_kind
 from pipeline.config.models import EndpointConfig, find_model_kind
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
 from pipeline.detectors.base import Detector, retired_detector
@@ -91,6 +91,7 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
             f"detector {detector.name} needs paraphraser, which is not given; add paraphraser: {{path: ...}}"
         )
     for name in needed_adapters([detector]):
+        _check_own_corpus(config, name)
         for role in config.fsd.adapter(name).roles:
             if config.corpus.source(role) is None:
                 raise MissingRoleError(f"detector {detector.name} fine-tunes on", role)
@@ -103,6 +104,17 @@ def _check_detector(config: AuditConfig, detector: Detector) -> None:
             check_offered(f"detector {detector.column}", needs, find_model_kind(model), detectors_for)
     way = IN_WINDOWS if config.windows > 1 else FROM_BEGINNING
     check_offered(f"detector {detector.column}", needed_capabilities(detector), way, detectors_for)
+
+
+def _check_own_corpus(config: AuditConfig, name: str) -> None:
+    """Check that the documents of an adapter's own corpus are of the kind of the audited ones. Raises UserError."""
+    corpus = config.fsd.adapter(name).corpus
+    given = {config.corpus.key(role): source.stated for role, source in config.corpus.roles()}
+    if corpus is not None:
+        try:
+            check_same_kind({**given, f"the corpus of fsd adapter {name}": corpus.stated})
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 def _check_selections(config: AuditConfig, columns: Mapping[str, Detector]) -> None:

@@ -29,6 +29,7 @@ from pipeline.stages.registry import forward_passes, request_sizes
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
 DIFFERENT = 0.01  # p-value of the numbers of windows of two roles up to which a plan warns
+LEARNT = "; adapters are trained on the scored tokens alone"
 TRAINING_COST = 3  # cost of a document and epoch, in forward passes
 
 
@@ -85,7 +86,7 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
         **({"windows": compare_windows(plan)} if config.windows > 1 else {}),
-        **({} if chats is None else {"chats": {**asdict(chats), "sentence": chats.sentence}}),
+        **({} if chats is None else {"chats": {**asdict(chats), "sentence": chats.sentence + LEARNT * bool(adapters)}}),
     }
 
 

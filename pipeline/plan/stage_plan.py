@@ -81,7 +81,7 @@ def build_stages(
         return shapes[model]
 
     base = digest(as_model_config(config.model)) if parts.adapters else {}
-    keys = {name: adapter_key(base, part.training, part.texts) for name, part in parts.adapters.items()}
+    keys = {name: adapter_key(base, part.training, part.documents) for name, part in parts.adapters.items()}
     wanted = StagePlan(config, device, digest, keys or None, prefixes=parts.prefixes(), shape=shape)
     stages = plan_stages(wanted)
     if (texts := audited(stages[-1].fingerprint)) is not None:

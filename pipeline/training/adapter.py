@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.errors import UserError, nearest
+from pipeline.training.training_documents import TrainingDocument, document_bytes
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -110,20 +111,20 @@ def orthogonality(weights: dict[str, Tensor]) -> Tensor:
     return ADALORA_ORTHOGONAL * torch.stack(distances).mean()
 
 
-def adapter_key(base: Mapping[str, str], config: FinetuneConfig, texts: Iterable[str]) -> str:
+def adapter_key(base: Mapping[str, str], config: FinetuneConfig, documents: Iterable[TrainingDocument]) -> str:
     """A name for the adapter of a training: a digest of everything that determines its weights.
 
     Args:
         base: fingerprint of the base model (`models.fingerprint_model`); its dtype is ignored: `config` has another.
         config: settings of the training.
-        texts: training texts, in order.
+        documents: training documents, in order. The tokens of chats depend on their template and its rendering.
 
     Returns:
         12 hexadecimal digits.
     """
     identity = {key: base[key] for key in ("model", "tokenizer", "quantization")}
     content = hashlib.sha256(json.dumps([identity, config.settings()]).encode())
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
+    for document in documents:
+        data = document_bytes(document)
         content.update(len(data).to_bytes(8, "big") + data)
     return content.hexdigest()[:12]

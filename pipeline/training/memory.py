@@ -30,14 +30,22 @@ SHORT_TOKENS = 256
 """Maximum text length for which a full attention matrix takes little memory."""
 
 
-def batch_loss(model: Any, documents: Sequence[Sequence[int]]) -> tuple[Tensor, int]:
+def batch_loss(
+    model: Any, documents: Sequence[Sequence[int]], scored: Sequence[Sequence[bool]] | None = None
+) -> tuple[Tensor, int]:
     """Mean cross-entropy of the predicted tokens of a batch (float32 scalar, nats), and the number of these tokens.
 
     Padding is masked by length, because the pad token of many models also occurs in texts.
+
+    Args:
+        model: the model or a wrapper of it.
+        documents: token ids of each document.
+        scored: of each document, whether the loss of each token from the second on counts; None: all do.
     """
     ids = pad_sequence([torch.tensor(document) for document in documents], batch_first=True)
     mask = pad_sequence([torch.ones(len(document), dtype=torch.long) for document in documents], batch_first=True)
-    return loss_of_tokens(model, {"input_ids": ids, "attention_mask": mask}, mask[:, 1:].bool())
+    counted = mask[:, 1:].bool() if scored is None else pad_sequence(list(map(torch.tensor, scored)), batch_first=True)
+    return loss_of_tokens(model, {"input_ids": ids, "attention_mask": mask}, counted)
 
 
 def loss_of_tokens(model: Any, batch: Mapping[str, Tensor], predicted: Tensor) -> tuple[Tensor, int]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.picture_files import open_picture
-from pipeline.errors import UserError, error_line, foreign_as_errors
+from pipeline.errors import UserError
 from pipeline.models.checkpoints import ADAPTER_CONFIG
 from pipeline.models.devices import BUILDING
 from pipeline.models.lengths import length_rule
@@ -51,6 +51,7 @@ from pipeline.training.memory import (
     typed,
 )
 from pipeline.training.steps import ALONE, PART, ProcessGroup, Updates, ZeroUpdates
+from pipeline.training.training_documents import ScoredTokens, TrainingDocument, read_tokens
 
 BUCKET_BATCHES = 8
 """Batches per bucket of sorted texts: a larger bucket has less padding, a smaller one more randomness."""
@@ -211,41 +212,48 @@ PLAIN = TrainingOptions()
 def train(
     model: Any,
     tokenizer: Any,
-    texts: Sequence[str],
+    documents: Sequence[TrainingDocument],
     config: FinetuneConfig,
     output_folder: str | Path,
     options: TrainingOptions = PLAIN,
 ) -> TrainingResult:
-    """Train on `texts` and write the result, with `training.json`, atomically to a folder.
+    """Train on documents and write the result, with `training.json`, atomically to a folder.
 
-    The same model, texts, config and type of device give the same weights, also if the training was killed and called
-    again: it resumes from a checkpoint next to the folder. The loss of a step is the mean cross-entropy of its tokens.
+    The same model, documents, config and type of device give the same weights, also if the training was killed and
+    called again: it resumes from a checkpoint next to the folder. The loss of a step is the mean cross-entropy of its
+    tokens, of `ScoredTokens` of those that are scored.
     An adapter method writes an adapter and restores the model (except with DeepSpeed, which takes the model over);
     `full` writes a model with its tokenizer, and `model` is trained in place.
 
     Args:
         model: causal language model of transformers, on its device; float32 for `full`.
         tokenizer: tokenizer of the model.
-        texts: documents, at least `config.batch_size` (including copies), each of at least 2 tokens.
+        documents: texts of at least 2 tokens or tokens with a scored one, at least `config.batch_size` with copies.
         config: settings of the training.
         output_folder: local folder that does not exist yet, the same for all processes.
         options: options that do not affect the weights.
 
     Raises:
-        UserError: the folder exists, the texts are too few or too short, the weights cannot be trained in full,
+        UserError: the folder exists, the documents are too few or too short, the weights cannot be trained in full,
             target_modules do not exist, the loss is not finite, or the device is out of memory.
         LostDeviceError: the device refuses all further work of this process.
         FullError: there is no space left for a checkpoint or the result.
     """
     config = typed(model, config)
-    _check_job(output_folder, len(texts), config, options.zero)
-    documents = encode(tokenizer, texts, config.max_tokens)
-    for index, document in enumerate(documents):
-        if (problem := unknown_id(document, embedding_rows(model))) is not None:
+    _check_job(output_folder, len(documents), config, options.zero)
+    read = read_tokens(tokenizer, documents, config.max_tokens)
+    for index, document in enumerate(read):
+        if (problem := unknown_id(document.ids, embedding_rows(model))) is not None:
             raise UserError(f"fine-tuning text {index}: {problem}")
-    documents *= config.copies
-    lesson = _Lesson(batch_loss, lambda document: len(document) - 1, tokenizer)
-    return _carry_on(model, _Training.prepare(documents, documents, lesson, config, output_folder, options))
+    read *= config.copies
+    described = [document.ids if all(document.scored) else [document.ids, document.scored] for document in read]
+    lesson = _Lesson(_loss, lambda document: document.predicted, tokenizer)
+    return _carry_on(model, _Training.prepare(read, described, lesson, config, output_folder, options))
+
+
+def _loss(model: Any, documents: Sequence[ScoredTokens]) -> tuple[Tensor, int]:
+    """The mean loss of the scored tokens of some documents, and their number."""
+    return batch_loss(model, [document.ids for document in documents], [document.scored for document in documents])
 
 
 def _check_job(output_folder: str | Path, documents: int, config: FinetuneConfig, zero: Any = None) -> None:
@@ -322,24 +330,6 @@ def _restored_after(model: Any) -> Iterator[None]:
         model.train(was_training)
         for weight, needed in needed_gradients:
             weight.requires_grad_(needed)
-
-
-def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """The token ids of each text, cut to `max_tokens`.
-
-    Raises:
-        UserError: a text has fewer than 2 tokens, so that no token can be predicted, or the tokenizer refuses it.
-    """
-    documents = []
-    for index, text in enumerate(texts):
-        try:
-            with foreign_as_errors():
-                documents.append(tokenizer(text)["input_ids"][:max_tokens])
-        except Exception as error:  # a tokenizer raises any exception of its parts
-            raise UserError(f"fine-tuning text {index} cannot be tokenized: {error_line(error)}") from error
-        if len(documents[-1]) < 2:
-            raise UserError(f"fine-tuning text {index} has {len(documents[-1])} tokens, needs at least 2")
-    return documents
 
 
 def batches_of_an_epoch(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:

@@ -13,7 +13,17 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from pipeline.config.audit import AuditConfig, DetectorEntry, Imports, ResourcesConfig
-from pipeline.config.corpus import LIMITS, NEAR_SHARE, LimitsConfig, NearShare, Role, TrainingSource, TransformConfig
+from pipeline.config.corpus import (
+    LIMITS,
+    NEAR_SHARE,
+    ChatConfig,
+    LimitsConfig,
+    NearShare,
+    Role,
+    TrainingSource,
+    TransformConfig,
+)
+from pipeline.config.kinds import find_kind
 from pipeline.config.models import ModelConfig, ParaphraserConfig
 from pipeline.config.paths import Place, check_run_folder, written
 from pipeline.config.selection import NULL_ROLE, SOUGHT_ROLE, SelectionConfig
@@ -89,6 +99,7 @@ class TrialConfig(Section):
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     fsd: FsdConfig = Field(default=FsdConfig(), description="As in an audit.")
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
+    chat: ChatConfig | None = Field(None, description="As in an audit; what it scores is what is trained in.")
     documents: TrainingSource = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
     models: int = Field(1, ge=1, description="Contaminated models, each with its random part and seed.")
@@ -219,7 +230,7 @@ def trial_audit(config: TrialConfig, model: ModelConfig, files: Mapping[str, str
         UserError: a selection that does not fit the detectors or the roles.
     """
     group = "group" if config.documents.group is not None else None
-    content = {"text": "text"} if config.documents.image is None else {"image": "image", "caption": "caption"}
+    content = {key: key for key in find_kind(config.documents.stated).keys}
     corpus = {role: {"path": path, **content, "id": "id", "group": group} for role, path in files.items()}
     shared = config.model_dump(include={*TrialConfig.model_fields} & {*AuditConfig.model_fields} - {"run", "model"})
     try:

@@ -59,7 +59,7 @@ from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, check_ranking, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, align_scores, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
-from pipeline.trial.trial_documents import Documents, check_inputs, read_documents
+from pipeline.trial.trial_documents import Documents, chat_rendering, check_inputs, read_documents
 from pipeline.trial.verdict_trial import collection_rows, collection_table, measure_collections
 
 LINE_SECONDS = 10.0
@@ -97,8 +97,10 @@ def plan_contamination(config: TrialConfig, base: TrialConfig, documents: Docume
         return Contaminated(config.model, trained, None)
     places = np.flatnonzero(trained)
     training = _training(config, index, places.size)
-    content = [[column[i] for i in places] for column in (documents.texts, *documents.picture_digests)]
-    identity = json.dumps([_fingerprint(config.model.model_dump_json()), training.settings(), *content])
+    content = [[column[i] for i in places] for column in (documents.texts, *documents.contents)]
+    rendering = [] if (chat := chat_rendering(config)) is None else [chat.fingerprint()]
+    base_model = _fingerprint(config.model.model_dump_json())
+    identity = json.dumps([base_model, training.settings(), *content, *rendering])
     folder = Path(os.path.abspath(config.work_folder)) / "models" / hashlib.sha256(identity.encode()).hexdigest()[:12]
     if training.method == "full":
         weights = {"path": str(folder), "gguf_file": None, "revision": None, "adapter": None}
@@ -121,8 +123,7 @@ def contaminate(
     if planned.folder is None or planned.folder.exists():
         return
     places = np.flatnonzero(planned.trained)
-    texts = [documents.texts[i] for i in places]
-    training = _training(config, index, len(texts))
+    training = _training(config, index, places.size)
     dtype = "float32" if training.method == "full" else training.dtype
     threads = torch.get_num_threads()
     torch.set_num_threads(usable_cores())
@@ -134,7 +135,8 @@ def contaminate(
         check_same_files(config.model, {}, base)
         options = TrainingOptions(on_step, base=base)
         if documents.pictures is None:
-            train(opened.model, opened.tokenizer, texts, training, planned.folder, options)
+            learnt = documents.learnt(config, places, opened)
+            train(opened.model, opened.tokenizer, learnt, training, planned.folder, options)
         else:
             captioned = [(documents.pictures[i], documents.texts[i]) for i in places]
             train_pictures(opened, captioned, training, planned.folder, options)
@@ -220,7 +222,7 @@ def carry_out(
     check_inputs(config, points)
     check_shifts(points)
     store, work = Store(config.run), Store(config.work_folder)
-    documents = read_documents(config, limit)
+    documents = read_documents(config, limit, points)
     item_results = read_results(results, documents.ids) if results is not None else None
     with ExitStack() as locks:
         held = {url: locks.enter_context(RunLock(Store(url), say)).held for url in {store.url, work.url}}

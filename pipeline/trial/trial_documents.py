@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.config.corpus import CorpusConfig, TransformConfig
+from pipeline.config.kinds import TEXTS, InputKind, find_kind
+from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document, read_shard, transform
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
 from pipeline.corpus.picture_files import open_picture, picture_sketches
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import InputFile
-from pipeline.errors import SettingError, UserError, VersionError
+from pipeline.errors import SettingError, UserError, VersionError, error_line
+from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
+from pipeline.models.opened import LanguageModel
+from pipeline.models.tokens import open_tokenizer
 from pipeline.run.manifest import read_manifest
+from pipeline.stages.chat_scoring import chat_settings
 from pipeline.store.files import Store
-from pipeline.trial.config import Point, TrialConfig
+from pipeline.training.training_documents import TrainingDocument, training_documents
+from pipeline.trial.config import Point, TrialConfig, trial_audit
 
 MIN_WORDS = 2
 """A shorter text or caption may be a single token, which can neither be trained on nor scored."""
@@ -39,11 +47,13 @@ class Documents:
     """The documents of a trial, in the order of the files."""
 
     ids: list[str]
-    texts: list[str]  # captions for pictures
+    texts: list[str]  # captions for pictures, contents for chats
     groups: list[str | None]
     family: np.ndarray  # int64, (documents,): equal numbers are near-duplicates, which stay together
     left_out: dict[str, int]  # reason -> number of documents that no model can be trained on
-    pictures: list[bytes] | None = None  # encoded, as read; None where the documents are texts
+    pictures: list[bytes] | None = None  # encoded, as read; None where the documents have none
+    chats: list[Conversation] | None = None  # None where the documents are no chats
+    kind: InputKind = TEXTS
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,13 +62,23 @@ class Documents:
     def digest(self) -> str:
         """SHA-256 of the documents."""
         columns = [self.ids, self.texts, self.groups]
-        content = json.dumps([*columns, *self.picture_digests], ensure_ascii=True)
+        content = json.dumps([*columns, *self.contents], ensure_ascii=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
-    def picture_digests(self) -> list[list[str]]:
-        """The SHA-256 of every picture, each in its own list; empty where the documents are texts."""
-        return [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
+    def contents(self) -> list[list[str]]:
+        """What a training learns besides the texts, of every document: SHA-256 of pictures, or turns as JSON."""
+        pictures = [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
+        return pictures if self.chats is None else [*pictures, [_written(chat) for chat in self.chats]]
+
+    def learnt(self, config: TrialConfig, positions: np.ndarray, lm: LanguageModel) -> list[TrainingDocument]:
+        """What a training on the documents at some positions learns: of chats the tokens that the audit scores."""
+        rendering = chat_rendering(config)
+        if self.chats is None or rendering is None:
+            return [self.texts[i] for i in positions]
+        most = min(config.contaminate.max_tokens, lm.max_tokens or sys.maxsize)
+        read = training_documents(lm.tokenizer, [self.chats[i] for i in positions], rendering, most)
+        return [one for one in read if not isinstance(one, Unreadable)]  # `read_documents` left out all others
 
     def read(self, changed: TransformConfig | None) -> list[str]:
         """The texts as read by an audit with this text transform."""
@@ -67,18 +87,38 @@ class Documents:
     def table(self, positions: np.ndarray) -> pa.Table:
         """The documents at these positions, in the input format of an audit.
 
-        Columns are id, group and text; for pictures id, group, caption and image.
+        Columns are id, group and text; for pictures id, group, caption and image; for chats id, group, and messages
+        or prompt and completion.
+
+        Raises:
+            UserError: messages with fields of several types, which no column can hold.
         """
-        columns: dict[str, list[Any]] = {
-            "id": [self.ids[i] for i in positions],
-            "text" if self.pictures is None else "caption": [self.texts[i] for i in positions],
-            "group": [self.groups[i] for i in positions],
-        }
-        schema = pa.schema([(name, pa.string()) for name in columns])
-        if self.pictures is not None:
-            columns["image"] = [{"bytes": self.pictures[i], "path": None} for i in positions]
-            schema = schema.append(pa.field("image", PICTURE))
-        return pa.table(columns, schema=schema)
+        *others, last = self.kind.keys
+        names = ("id", last, "group", *others)
+        return pa.table([self._column(name, positions) for name in names], names=names)
+
+    def _column(self, key: str, positions: np.ndarray) -> pa.Array:
+        """A column of the documents at some positions: ids, groups, or what a key of their kind names."""
+        if key in ("id", "group"):
+            values: Sequence[str | None] = self.ids if key == "id" else self.groups
+            return pa.array([values[i] for i in positions], pa.string())
+        if key == "image" and self.pictures is not None:
+            return pa.array([{"bytes": self.pictures[i], "path": None} for i in positions], PICTURE)
+        if self.chats is None:
+            return pa.array([self.texts[i] for i in positions], pa.string())
+        chats = [self.chats[i] for i in positions]
+        if key == "messages":
+            return pa.array(map(_written, chats), pa.string())
+        parts = [chat.turns[: chat.prompt] if key == "prompt" else chat.turns[chat.prompt :] for chat in chats]
+        try:
+            return pa.array([[turn.message() for turn in turns] for turns in parts])
+        except pa.ArrowException as error:
+            raise UserError(f"documents.{key}: the fields of its messages differ: {error_line(error)}") from None
+
+
+def _written(chat: Conversation) -> str:
+    """The messages of a conversation as JSON, as a column of messages may hold them."""
+    return json.dumps([turn.message() for turn in chat.turns], default=str)
 
 
 def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:
@@ -140,19 +180,19 @@ def documents_in(corpus: CorpusConfig, config: TrialConfig, limit: int | None) -
         yield from read_shard(shard)
 
 
-def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
+def read_documents(config: TrialConfig, limit: int | None = None, points: Sequence[Point] = ()) -> Documents:
     """Read the documents of a trial. Bad ones, texts and captions of one word and repeated ids are left out, counted.
+
+    Chats of which a point of the sweep can learn or score nothing are left out too, such as those whose answers begin
+    behind `max_tokens`.
 
     Raises:
         UserError: a bad file or column, a damaged file, or no documents.
     """
-    ids: list[str] = []
-    texts: list[str] = []
-    groups: list[str | None] = []
-    pictures: list[bytes] = []
-    sketches: list[bytes] = []
-    earlier_ids: set[str] = set()
     left_out: Counter[str] = Counter()
+    earlier_ids: set[str] = set()
+    kept: list[Document] = []
+    sketches: list[bytes] = []
     for document in documents_in(CorpusConfig(audit=config.documents), config, limit):
         if document.problem is not None:
             left_out[document.problem[0]] += 1
@@ -164,15 +204,50 @@ def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
             left_out[Reason.UNDECODABLE] += 1
         else:
             earlier_ids.add(document.doc_id)
-            ids.append(document.doc_id)
-            texts.append(document.text)
-            pictures += [] if document.picture is None else [document.picture]
-            groups.append(document.group)
+            kept.append(document)
             sketches.append(content)
-    if not ids:
+    for place, reason in reversed(_unlearnable(kept, [config, *(point.config for point in points)]).items()):
+        left_out[reason] += 1
+        del kept[place], sketches[place]
+    if not kept:
         raise UserError(f"no documents to try on; left out: {dict(left_out)}")
     family = near_families(stack_sketches(sketches), config.near_copies)
-    return Documents(ids, texts, groups, family, dict(left_out), pictures or None)
+    return Documents(
+        [document.doc_id for document in kept],
+        [document.text for document in kept],
+        [document.group for document in kept],
+        family,
+        dict(left_out),
+        [document.picture for document in kept if document.picture is not None] or None,
+        [document.chat for document in kept if document.chat is not None] or None,
+        find_kind(config.documents.stated),
+    )
+
+
+def _unlearnable(documents: Sequence[Document], configs: Sequence[TrialConfig]) -> dict[int, str]:
+    """The reason of each chat that a training or an audit cannot read, by ascending position."""
+    chats, reasons = [document.chat for document in documents if document.chat is not None], dict[int, str]()
+    settings = [[one.model, one.chat, one.max_tokens, one.contaminate.max_tokens] for one in configs]
+    for config in {repr(given): config for given, config in zip(settings, configs, strict=True)}.values():
+        if (rendering := chat_rendering(config)) is None:
+            continue
+        positions = check_model(config.model)["max_tokens"] or sys.maxsize
+        most = min(config.max_tokens, config.contaminate.max_tokens, positions)
+        read = training_documents(open_tokenizer(config.model), chats, rendering, most)
+        reasons |= {place: one.reason for place, one in enumerate(read) if isinstance(one, Unreadable)}
+    return dict(sorted(reasons.items()))
+
+
+def chat_rendering(config: TrialConfig) -> ChatSettings | None:
+    """The rendering of the chats that a trial trains on; None where the documents are no chats.
+
+    Raises:
+        UserError: as `chat_settings`.
+    """
+    if not config.documents.has_chats:
+        return None
+    files: dict[str, str] = {role: role for role in ("audit", *config.roles())}
+    return chat_settings(trial_audit(config, config.model, files), ())
 
 
 def _sketch(document: Document, changed: TransformConfig | None) -> bytes | None:

@@ -52,7 +52,7 @@ def ended():
         return int(error.exit_code), str(error)
 
 def lose_with_training():
-    while not list(Path(folder).glob("adapters/.*/texts.parquet")):
+    while not list(Path(folder).glob("adapters/.*/documents.parquet")):
         time.sleep(0.05)
     cluster.remove_node(node, allow_graceful=False)
 

@@ -64,7 +64,7 @@ def test_a_driver_that_slept_removes_no_temporary_file_of_its_successor(
 
     (adapter,) = train_adapters([job], store, wake, here=True)
     assert [str(error) for error in errors] == ["taken over"]
-    assert any("texts.parquet" in name for name in seen[0])
+    assert any("documents.parquet" in name for name in seen[0])
     assert seen[0] == seen[1]
     assert {name.split("/")[1] for name in files_in(tmp_path)} == {Path(adapter.folder).name}
 

@@ -9,6 +9,10 @@ import pytest
 import torch
 import yaml
 
+from pipeline.corpus.chats import read_conversation
+from pipeline.models.chat_templates import ChatSettings
+from pipeline.training.memory import batch_loss
+from pipeline.training.training_documents import training_documents
 from tests.helpers.commands import ended
 from tests.helpers.finished import rows
 from tests.helpers.golden_values import ABSOLUTE, RELATIVE
@@ -38,8 +42,8 @@ def conversations(count: int) -> list[list[dict[str, str]]]:
     return talks
 
 
-def plain_loss(model, tokenizer, messages) -> float:
-    """The mean log-probability of the tokens of answers and ends of turns, by labels as for a training."""
+def labelled(tokenizer, messages) -> tuple[list[int], list[int]]:
+    """Ids, and labels of the tokens of answers and ends of turns, as for a training."""
     whole = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"][:MAX_TOKENS]
     labels = [IGNORED] * len(whole)
     for number, message in enumerate(messages):
@@ -49,9 +53,14 @@ def plain_loss(model, tokenizer, messages) -> float:
         start = len(tokenizer(before, add_special_tokens=False)["input_ids"])
         stop = len(tokenizer(before + message["content"] + "<|im_end|>", add_special_tokens=False)["input_ids"])
         labels[start:stop] = whole[start:stop]
-    ids, wanted = torch.tensor([whole]), torch.tensor([labels[: len(whole)]])
+    return whole, labels[: len(whole)]
+
+
+def plain_loss(model, tokenizer, messages) -> float:
+    """The mean log-probability of the tokens of answers and ends of turns."""
+    whole, labels = labelled(tokenizer, messages)
     with torch.inference_mode():
-        return -float(model(input_ids=ids, labels=wanted).loss)
+        return -float(model(input_ids=torch.tensor([whole]), labels=torch.tensor([labels])).loss)
 
 
 def test_scores_of_chats_agree_with_a_plain_loop_over_labels(smollm2, smollm2_folder, tmp_path):
@@ -77,3 +86,31 @@ def test_scores_of_chats_agree_with_a_plain_loop_over_labels(smollm2, smollm2_fo
     assert [found[name]["loss"] for name in ids] == pytest.approx(expected, rel=RELATIVE, abs=ABSOLUTE)
     assert {found[name]["truncated"] for name in ids} == {True, False}
     assert max(len(talk) for talk in talks) == 6
+
+
+def test_a_training_step_on_chats_has_the_loss_and_gradient_of_labels(smollm2):
+    tokenizer, talks = smollm2.tokenizer, conversations(5)
+    chats = [read_conversation(talk) for talk in talks]
+    made = training_documents(tokenizer, chats, ChatSettings({"target": tokenizer.chat_template}), MAX_TOKENS)
+    weights = [smollm2.model.model.norm.weight, smollm2.model.model.layers[0].self_attn.q_proj.weight]
+    for weight in weights:
+        weight.requires_grad_(True)
+    try:
+        loss, count = batch_loss(smollm2.model, [one.ids for one in made], [one.scored for one in made])
+        ours = torch.autograd.grad(loss, weights)
+        total, number = torch.zeros(()), 0
+        for talk, one in zip(talks, made, strict=True):
+            ids, labels = labelled(tokenizer, talk)
+            assert one.ids == ids
+            assert one.scored == [label != IGNORED for label in labels[1:]]
+            scored = sum(one.scored)
+            total = total + smollm2.model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss * scored
+            number += scored
+        plain = torch.autograd.grad(total / number, weights)
+    finally:
+        for weight in weights:
+            weight.requires_grad_(False)
+    assert count == number
+    assert loss.item() == pytest.approx(float(total.detach()) / number, abs=1e-5)
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).abs().max()) <= 1e-5 * max(1.0, float(other.abs().max()))

@@ -11,30 +11,50 @@ import pytest
 from safetensors.torch import load_file
 
 from pipeline.config.models import ModelConfig
+from pipeline.corpus.chats import Conversation, Turn
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.errors import UserError
+from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.load import RECORD, fingerprint_model, open_model
 from pipeline.store.files import Store
 from pipeline.training.adapter import adapter_key
 from pipeline.training.steps import read_zero_settings
 from pipeline.training.train import FinetuneConfig, train
+from pipeline.training.training_documents import ScoredTokens, TrainingDocument, training_documents
 from ray_jobs import finetune
 from ray_jobs.finetune import AdapterJob, train_adapters, zero_for
+from tests.helpers.chat_templates import chat_tokenizer
 from tests.helpers.finished import files_in
 from tests.helpers.made_up import sentence
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"  # no token is added
 TEXTS = [sentence(i) for i in range(22)]  # in batches of 4 the last of an epoch holds 2
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=1e-3, dtype="float32", rank=4, seed=1)
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def job(folder: Path, config: FinetuneConfig = CONFIG, **settings: Any) -> AdapterJob:
+def answers(folder: Path) -> list[TrainingDocument]:
+    """The tokens of chats, of which only answers of several lengths are scored."""
+    tokenizer = chat_tokenizer(folder, PLAIN_TEMPLATE)
+    turns = [(Turn("user", sentence(i)), Turn("assistant", sentence(50 + i, 2 + 9 * (i % 3)))) for i in range(22)]
+    settings = ChatSettings({"target": PLAIN_TEMPLATE})
+    made = training_documents(tokenizer, list(map(Conversation, turns)), settings, 256)
+    assert len({one.predicted for one in made if isinstance(one, ScoredTokens)}) > 3
+    return [one for one in made if not isinstance(one, Unreadable)]
+
+
+def job(
+    folder: Path, config: FinetuneConfig = CONFIG, documents: Sequence[TrainingDocument] = TEXTS, **settings: Any
+) -> AdapterJob:
     model = ModelConfig(path=str(folder))
     base = fingerprint_model(model)
-    return AdapterJob("one", adapter_key(base, config, TEXTS), model, TEXTS, config, base, **settings)
+    return AdapterJob("one", adapter_key(base, config, documents), model, documents, config, base, **settings)
 
 
-def trained_alone(folder: Path, output: Path, config: FinetuneConfig, texts: Sequence[str] = TEXTS) -> Path:
+def trained_alone(
+    folder: Path, output: Path, config: FinetuneConfig, texts: Sequence[TrainingDocument] = TEXTS
+) -> Path:
     opened = open_model(ModelConfig(path=str(folder), dtype="float32"))
     train(opened.model, opened.tokenizer, texts, config, output)
     return output
@@ -80,13 +100,28 @@ def test_two_workers_one_of_them_killed_give_the_adapter_of_one_process(
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install '.[deepspeed]'")
-def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["texts", "chats"])
+def test_zero_2_on_two_workers_gives_the_adapter_of_one(tiny_model_folder: Path, tmp_path: Path, kind: str) -> None:
     config = CONFIG.model_copy(update={"epochs": 1})
-    jobs = [job(tiny_model_folder, config, workers=2, zero=read_zero_settings("zero2"))]
+    documents: Sequence[TrainingDocument] = answers(tiny_model_folder) if kind == "chats" else TEXTS
+    jobs = [job(tiny_model_folder, config, documents, workers=2, zero=read_zero_settings("zero2"))]
     (adapter,) = train_adapters(jobs, Store(str(tmp_path / "run")))
-    alone = trained_alone(tiny_model_folder, tmp_path / "alone", config)
+    alone = trained_alone(tiny_model_folder, tmp_path / "alone", config, documents)
     assert largest_difference(adapter.folder, alone) < 1e-4
     assert len(adapter.losses) == adapter.steps == 6
+
+
+def test_two_workers_give_the_adapter_of_one_on_answers_of_chats(tiny_model_folder: Path, tmp_path: Path) -> None:
+    config = CONFIG.model_copy(update={"epochs": 1})
+    documents = answers(tiny_model_folder)
+    jobs = [job(tiny_model_folder, config, documents, workers=2)]
+    (two,) = train_adapters(jobs, Store(str(tmp_path / "run")))
+    alone = trained_alone(tiny_model_folder, tmp_path / "alone", config, documents)
+    expected = json.loads((alone / RECORD).read_text())["result"]
+    assert two.losses == pytest.approx(expected["losses"], abs=1e-4)
+    assert two.tokens == expected["tokens"]
+    assert two.tokens == sum(one.predicted for one in documents if isinstance(one, ScoredTokens))
+    assert largest_difference(two.folder, alone) < 1e-4
 
 
 def test_bad_jobs_are_refused_in_one_line_before_anything_runs(tiny_model_folder: Path, tmp_path: Path) -> None:

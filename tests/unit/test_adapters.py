@@ -27,7 +27,8 @@ from pipeline.passes.gradient import gradient_norms
 from pipeline.training.adapter import linear_modules
 from pipeline.training.memory import batch_loss
 from pipeline.training.steps import ProcessGroup, read_zero_settings, zero_stage
-from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, encode, train
+from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train
+from pipeline.training.training_documents import encode
 
 TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % len(WORDS)] for j in range(5 + i % 9)) for i in range(22)]
 CONFIG = FinetuneConfig(epochs=3, batch_size=4, learning_rate=5e-3, dtype="float32", rank=4, seed=3)

@@ -15,7 +15,8 @@ from pipeline.errors import UserError
 from pipeline.models.load import open_model
 from pipeline.training import train as trainings
 from pipeline.training.memory import batch_loss, split_passes
-from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, encode, train
+from pipeline.training.train import RECORD, FinetuneConfig, TrainingOptions, TrainingStep, train
+from pipeline.training.training_documents import encode
 from tests.helpers.commands import user_error
 
 pytestmark = pytest.mark.floating_point

@@ -17,7 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.errors import PanicError, UserError, is_panic
 from pipeline.models.load import check_model, open_model
 from pipeline.models.tokens import open_tokenizer, plain_ids, tokenize, tokenize_each
-from pipeline.training.train import encode
+from pipeline.training.training_documents import encode
 from tests.helpers.commands import ended, user_error
 
 BAD = "Q, the river and a stone"

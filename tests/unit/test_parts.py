@@ -91,16 +91,16 @@ def test_no_document_nor_its_near_duplicate_is_in_both_parts(
         reject = "to calibrate on" in str(error) or "must stay together" in str(error)
         assume(not reject)
         raise
-    texts = [text for part in found.adapters.values() for text in part.texts]
+    texts = [text for part in found.adapters.values() for text in part.documents]
     taken = {family(text) for text in texts}
-    assert 0 < len(found.adapters["all"].texts) <= max(count, 2)
-    assert found.adapters["some"].texts
+    assert 0 < len(found.adapters["all"].documents) <= max(count, 2)
+    assert found.adapters["some"].documents
     for role, own in (("unseen", unseen), ("seen", seen)):
         kept = {text for text in own if text_key(text) in set(found.calibration[role].tolist())}
         assert kept == {text for text in own if family(text) not in taken}
         assert kept
     again = parts(config)
-    assert [part.texts for part in again.adapters.values()] == [part.texts for part in found.adapters.values()]
+    assert [part.documents for part in again.adapters.values()] == [part.documents for part in found.adapters.values()]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_another_adapter_or_a_larger_part_moves_no_document_and_another_seed_doe
     def chosen(seed: int = 0, **adapters: Any) -> dict[str, set[str]]:
         asked = [{"fsd": {"adapter": list(adapters)}}]
         found = parts(audit(files, detectors=asked, fsd={"adapters": adapters}, seed=seed))
-        taken = {name: set(part.texts) for name, part in found.adapters.items()}
+        taken = {name: set(part.documents) for name, part in found.adapters.items()}
         assert found.calibration["unseen"].size == 20 - len(set().union(*taken.values()))
         return taken
 
@@ -133,7 +133,7 @@ def test_documents_of_another_domain_take_near_duplicates_alone(audit: Audit, fi
     other = write(tmp_path / "other.jsonl", [f"so {text(i, 12)}" for i in range(19, 24)] + ["a", ""])
     found = parts(audit(files, fsd={"corpus": {"path": other}, "documents": 6}))
     part = found.adapters["default"]
-    assert set(part.texts) == {f"so {text(i, 12)}" for i in range(19, 24)}  # one token teaches nothing
+    assert set(part.documents) == {f"so {text(i, 12)}" for i in range(19, 24)}  # one token teaches nothing
     assert part.training.batch_size == 5
     assert set(found.calibration["unseen"].tolist()) == keys([text(i, 12) for i in range(19)])
     assert np.unique(part.keys.text).size == 5
@@ -190,9 +190,9 @@ def test_what_is_audited_is_not_trained_on_with_overlap_drop(audit: Audit, files
     adapters = {"most": {"documents": 13}, "own": {"corpus": {"path": other}, "documents": 2}}
     asked = [{"fsd": {"adapter": list(adapters)}}]
     found = parts(audit(files, detectors=asked, fsd={"adapters": adapters}, overlap="drop"))
-    assert len(found.adapters["most"].texts) == 13
-    assert set(found.adapters["most"].texts) < {text(i, 12) for i in range(6, 20)}
-    assert set(found.adapters["own"].texts) == {text(i, 12) for i in range(6, 8)}
+    assert len(found.adapters["most"].documents) == 13
+    assert set(found.adapters["most"].documents) < {text(i, 12) for i in range(6, 20)}
+    assert set(found.adapters["own"].documents) == {text(i, 12) for i in range(6, 8)}
     with pytest.raises(UserError, match=r"corpus\.unseen has 14 documents, fine-tuning on 14 needs 15"):
         parts(audit(files, fsd={"documents": 14}, overlap="drop"))
 
@@ -223,9 +223,9 @@ def test_the_plan_counts_what_is_fine_tuned_on(audit: Audit, files: Files) -> No
 def test_a_text_transform_changes_texts_keys_and_the_fingerprint(audit: Audit, files: Files, tmp_path: Path) -> None:
     files["unseen"] = write(tmp_path / "dated.jsonl", [f"{text(i, 6)} of 20{i:02d}" for i in range(10, 20)] + ["2015"])
     removed = audit(files, text_transform={"dates": "remove"}, fsd={"documents": 9})
-    assert all(text.endswith(" of") for text in parts(removed).adapters["default"].texts)
+    assert all(text.endswith(" of") for text in parts(removed).adapters["default"].documents)
     replaced = audit(files, text_transform={"dates": "replace_year", "year": 1999})
-    assert all(text.endswith(" of 1999") or text == "1999" for text in parts(replaced).adapters["default"].texts)
+    assert all(text.endswith(" of 1999") or text == "1999" for text in parts(replaced).adapters["default"].documents)
     plain = audit(files)
     assert len({json.dumps(plan_stages(config)[-1].fingerprint) for config in (plain, removed, replaced)}) == 3
     with pytest.raises(UserError, match="year goes with dates: replace_year"):
