@@ -22,14 +22,21 @@ from examples.demo.demo import ensure_passages
 from examples.demo.passages import dependencies
 from examples.models import smollm2
 from examples.trials.versions import TEMPLATE, make_options
+from examples.tutorials.questions import conversations
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
+from pipeline.corpus.chats import Conversation, read_conversation
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.errors import ExitCode, UserError
+from pipeline.models.chat_templates import ChatSettings, chat_template
 from pipeline.models.load import open_model
+from pipeline.models.opened import LanguageModel
 from pipeline.training.train import train
+from pipeline.training.training_documents import TrainingDocument, training_documents
 
 PASSAGES = 300
 AUDITED, UNSEEN, TRAINED, ITEMS, CONTINUED = 120, 100, 40, 40, 30
+UNSEEN_CHATS, TRAINED_CHATS, CHAT_TOKENS = 120, 80, 192
 
 
 def finetuned(work: Path) -> None:
@@ -78,8 +85,28 @@ def api(work: Path) -> None:
     _save({"path": str(_base(work)), "adapter": str(folder / "adapter")}, folder / "model")
 
 
+def chats(work: Path) -> None:
+    """180 conversations, of which 80 were trained into the model by their answers alone, and 120 unseen ones."""
+    folder = work / "chats"
+    if (folder / "adapter").exists():
+        return
+    rows = conversations(PASSAGES, 0)
+    audited = rows[: PASSAGES - UNSEEN_CHATS]
+    trained = random.Random(1).sample(audited, TRAINED_CHATS)
+    _write(folder / "audit.jsonl", audited)
+    _write(folder / "unseen.jsonl", rows[PASSAGES - UNSEEN_CHATS :])
+    _write(folder / "truth.jsonl", trained)
+    base = _opened(work)
+    rendering = ChatSettings({"target": chat_template(base.tokenizer, ModelConfig(path=str(_base(work))))})
+    talks = [read_conversation(row["messages"]) for row in trained]
+    usable = [talk for talk in talks if isinstance(talk, Conversation)]
+    read = training_documents(base.tokenizer, usable, rendering, CHAT_TOKENS)
+    answers = [document for document in read if not isinstance(document, Unreadable)]
+    _train(base, folder / "adapter", answers, FinetuneConfig(batch_size=4))
+
+
 TUTORIALS: dict[str, Callable[[Path], None]] = {
-    each.__name__: each for each in (finetuned, benchmark, api, checkpoints)
+    each.__name__: each for each in (finetuned, benchmark, api, checkpoints, chats)
 }
 
 
@@ -125,10 +152,17 @@ def _save(model: Mapping[str, str], folder: Path) -> None:
 def _adapter(work: Path, folder: Path, documents: Sequence[Mapping[str, Any]], epochs: int = 4) -> None:
     if folder.exists():
         return
-    base = open_model(ModelConfig(path=str(_base(work))))
     texts = [str(document["text"]) for document in documents]
-    print(f"training {len(texts)} documents into SmolLM2-135M", flush=True)
-    train(base.model, base.tokenizer, texts, FinetuneConfig(epochs=epochs, batch_size=4, learning_rate=2e-3), folder)
+    _train(_opened(work), folder, texts, FinetuneConfig(epochs=epochs, batch_size=4, learning_rate=2e-3))
+
+
+def _opened(work: Path) -> LanguageModel:
+    return open_model(ModelConfig(path=str(_base(work))))
+
+
+def _train(base: LanguageModel, folder: Path, documents: Sequence[TrainingDocument], config: FinetuneConfig) -> None:
+    print(f"training {len(documents)} documents into SmolLM2-135M", flush=True)
+    train(base.model, base.tokenizer, documents, config, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
