@@ -14,12 +14,14 @@ from pydantic import Field
 
 from pipeline.checks.check import KNOWN_TEXTS, AnswerFacts, Check, Planned, SampleCheck, SampleLine, first_sentence
 from pipeline.checks.classifier import (
+    BLOCKS,
     Shown,
     blind_result,
     classifier_input,
     count_compared,
     hold_out,
     hold_out_known,
+    hold_out_sides,
 )
 from pipeline.checks.diagnostic import LEAST_SHARED, BlindDiagnostic
 from pipeline.checks.document_sample import DocumentSample, calibrating
@@ -28,10 +30,12 @@ from pipeline.checks.held_out_auc import (
     PASSING,
     TOLERANCE,
     Blind,
+    BlindBlock,
     Compared,
     HeldOut,
     blocks_among,
     documents_to_decide,
+    is_alike,
 )
 from pipeline.checks.held_out_tail import TailTest, tail_test
 from pipeline.checks.words import CHARACTERS, read_words
@@ -57,7 +61,11 @@ SAMPLED_SHARDS = 25
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_WINDOWED = "words and numbers of windows"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
+OF_CHATS = "words of questions and answers"
 """The input of a classifier."""
+
+_PARTS = {OF_CHATS: len(BLOCKS)}
+"""Number of classifiers that decide, by input; of all others one."""
 
 
 def blind_file(role: str) -> str:
@@ -71,16 +79,17 @@ def blind_diagnostic(test: Blind | None, role: str, by: str = WORDS) -> BlindDia
     Args:
         test: None where there were too few documents for one.
         role: the role whose documents calibrate.
-        by: the classifier's input, `WORDS`, `OF_WINDOWED`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`.
+        by: the classifier's input, such as `WORDS`.
     """
     outcome = Outcome.INCONCLUSIVE if test is None else test.outcome
     decidable = test is None or (test.looked and not test.below)
+    numbers = {} if test is None else asdict(test)
     return BlindDiagnostic(
         outcome=outcome,
         by=by,
         sentence=blind_sentence(test, role, by),
-        n_to_settle=documents_to_decide() if outcome == Outcome.INCONCLUSIVE and decidable else None,
-        **({} if test is None else asdict(test)),
+        n_to_settle=documents_to_decide(_PARTS.get(by, 1)) if outcome == Outcome.INCONCLUSIVE and decidable else None,
+        **numbers,
     )
 
 
@@ -112,7 +121,8 @@ def blind_test(shards: Sequence[Shard], role: str, config: AuditConfig, texts: i
     sample = draw_sample(shards, role, config.near_copies, texts)
     held = _hold_out(sample, config)
     by = OF_WINDOWED if config.windows > 1 else input_kind(shards, role)
-    diagnostic = blind_diagnostic(None if held is None else blind_result(held), role, by)
+    sides = {} if held is None else hold_out_sides(sample.shown, sample.compared, config.seed, held)
+    diagnostic = blind_diagnostic(None if held is None else blind_result(held, sides), role, by)
     tail = None if held is None else tail_test(held, sample.places)
     return BlindTest(**{**diagnostic.model_dump(), **count_compared(sample.compared)}, tail=tail)
 
@@ -227,7 +237,9 @@ def _start_of(document: Document) -> str:
 
 
 def input_kind(shards: Sequence[Shard], role: str) -> str:
-    """The classifier's input for documents of shards: `WORDS`, `TOKENS`, `OF_PICTURES` or `OF_CAPTIONED`."""
+    """The classifier's input for documents of shards: `WORDS`, `TOKENS`, `OF_CHATS` or a kind of pictures."""
+    if any(shard.chats for shard in shards):
+        return OF_CHATS
     if not any(shard.pictures for shard in shards):
         return TOKENS if any(shard.token_ids for shard in shards) else WORDS
     compared = [shard for shard in shards if shard.role in ("audit", role)]
@@ -301,11 +313,24 @@ def blind_sentence(test: Blind | None, role: str, by: str) -> str:
             f"A classifier that knows only their {by} hardly tells the {role} documents from the audited ones: with an "
             f"AUC of at most {_ALIKE:.2f} at 99% confidence ({_interval(test)}). It does not prove them alike."
         )
+    blocks = f": {_by_part(test.blocks)}. They" if test.blocks else ": they"
     return (
         f"A classifier that knows only their {by} tells the {role} documents from the audited ones, with an AUC above "
-        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)}): they differ in more than membership, and the "
+        f"{_DIFFERENT:.2f} at 99% confidence ({_interval(test)}){blocks} differ in more than membership, and the "
         "guaranteed error rate is not supported."
     )
+
+
+def _by_part(blocks: Sequence[BlindBlock]) -> str:
+    """Which parts of conversations tell the roles apart."""
+    parts = [one for one in blocks if one.by != BLOCKS[-1]]
+    if not any(one.differs for one in parts):
+        return "only questions and answers together show it"
+    shown = []
+    for one in parts:
+        state = "differ" if one.differs else "do not" if is_alike(one.auc, one.high) else "may differ"
+        shown.append(f"the {one.by} {state} (AUC {one.auc:.2f})")
+    return ", ".join(shown)
 
 
 def how_decided(by: str, blocks: bool) -> str:
@@ -316,9 +341,10 @@ def how_decided(by: str, blocks: bool) -> str:
         blocks: whether some of the documents are of one group, or near-duplicates.
     """
     once = " (documents of one group and near-duplicates count once)" if blocks else ""
+    needed = documents_to_decide(_PARTS.get(by, 1))
     return (
         f'A lower limit above {_DIFFERENT:.2f} decides a test as "different", an upper limit of at most {_ALIKE:.2f} '
-        f'as "alike" (an AUC below 0.50 is taken as 0.50). With about {documents_to_decide():,} documents of each '
+        f'as "alike" (an AUC below 0.50 is taken as 0.50). With about {needed:,} documents of each '
         f"kind{once} nine of ten tests pass if the {by} are alike; with fewer it is normal that they stay inconclusive."
     )
 
@@ -331,6 +357,9 @@ def untested(role: str, why: str, by: str = WORDS) -> str:
 def _interval(test: Blind) -> str:
     """The AUC and its interval, whose ends are rounded to the side of the limit that they are compared with."""
     low, high = format_against(test.low, _DIFFERENT), format_against(test.high, 0.5 if test.below else _ALIKE)
+    decisive = next((one.by for one in test.blocks if (one.auc, one.low) == (test.auc, test.low)), None)
+    if decisive is not None:
+        return f"AUC of {decisive} {test.auc:.2f}, {low} to {high} with 99% confidence for all parts; 0.50 is chance"
     return f"AUC {test.auc:.2f}, 99% interval {low} to {high}; 0.50 is chance"
 
 
@@ -406,12 +435,19 @@ def after_blind(blind: BlindDiagnostic, role: str) -> str | None:
     if blind.outcome == Outcome.PASSED:
         return None
     if blind.outcome == Outcome.FAILED:
-        return f"Calibrate on {WHICH[role]}{MATCHED.format(by=blind.by) if blind.by in MATCHABLE else ''}."
+        matched = MATCHED.format(by=blind.by) if blind.by in MATCHABLE else ""
+        return f"Calibrate on {WHICH[role]}{_alike_in(blind)}{matched}."
     if not blind.tested:
         if ONLY_SCORES in blind.sentence:
             return "Give the texts beside the scores, and make a new run: then the blind test is made."
         return "Repeat the selection where the texts can be read: then the blind test is made."
     return _undecided(blind, role)
+
+
+def _alike_in(blind: BlindDiagnostic) -> str:
+    """The parts of chats in which calibration documents differ; empty for other documents."""
+    blamed = [one.by for one in blind.blocks if one.low > _DIFFERENT and one.by != BLOCKS[-1]]
+    return f"; it is their {' and their '.join(blamed)} that differ" if blamed else ""
 
 
 def _undecided(blind: BlindDiagnostic, role: str) -> str:

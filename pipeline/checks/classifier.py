@@ -9,14 +9,14 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pipeline.checks.held_out_auc import LEAST, Blind, Compared, HeldOut, auc_interval, held_out
-from pipeline.checks.words import Words, read_words, tokens, without_zeros
+from pipeline.checks.held_out_auc import LEAST, Blind, BlindBlock, Compared, HeldOut, auc_interval, held_out
+from pipeline.checks.words import Words, read_words, side_by_side, tokens, without_zeros
 from pipeline.corpus.documents import Document
 from pipeline.corpus.picture_files import FORMATS, open_picture
 from pipeline.corpus.scripts import count_units
@@ -114,12 +114,25 @@ def picture_model() -> Any:
     )
 
 
-Shown = str | PictureLooks
-"""The classifier's input for a document: its text, or the features of its picture."""
+@dataclass(frozen=True, slots=True)
+class ChatSides:
+    """The classifier's input for a conversation."""
+
+    questions: str  # all contents but the answers
+    answers: str
+
+
+Shown = str | PictureLooks | ChatSides
+"""The classifier's input for a document: its text, the features of its picture, or the two sides of a conversation."""
+
+BLOCKS = ("questions", "answers", "both together")
+"""Inputs of the classifiers that read conversations."""
 
 
 def classifier_input(document: Document) -> Shown:
     """The classifier's input for a document."""
+    if document.chat is not None:
+        return ChatSides(*document.chat.sides)
     return document.text if document.picture is None else read_picture_looks(document.picture, document.text)
 
 
@@ -167,10 +180,41 @@ def hold_out_known(known: Known, compared: Compared, seed: int) -> HeldOut | Non
     return replace(held, shared=known.shared) if held is not None and isinstance(known, Words) else held
 
 
-def blind_result(held: HeldOut) -> Blind:
-    """The AUC of held-out scores, with its 99% interval."""
-    auc, error = held.auc()
-    return Blind(auc, *auc_interval(auc, error), **count_compared(held.compared), shared=held.shared)
+def hold_out_sides(documents: Sequence[Shown], compared: Compared, seed: int, both: HeldOut) -> dict[str, HeldOut]:
+    """Held-out scores of conversations by their questions, by their answers, and by both; of other documents none.
+
+    Args:
+        documents: the documents, as in `hold_out`.
+        compared: the role and block of each.
+        seed: seed of the halvings.
+        both: scores of the same documents by a classifier of all of their words.
+    """
+    chats = [document for document in documents if isinstance(document, ChatSides)]
+    if not chats:
+        return {}
+    sides = [chat.questions for chat in chats], [chat.answers for chat in chats]
+    made = [hold_out_known(read_words(side), compared, seed) for side in sides]
+    return {name: held for name, held in zip(BLOCKS, [*made, both], strict=True) if held is not None}
+
+
+def blind_result(held: HeldOut, sides: Mapping[str, HeldOut] | None = None) -> Blind:
+    """The AUC of held-out scores, with its 99% interval.
+
+    Args:
+        held: scores by a classifier of everything.
+        sides: scores of conversations, from `hold_out_sides`: then the intervals hold together at 99%, and the AUC is
+            that of the input which decides.
+    """
+    counts = count_compared(held.compared)
+    if not sides:
+        auc, error = held.auc()
+        return Blind(auc, *auc_interval(auc, error), **counts, shared=held.shared)
+    blocks = []
+    for name, one in sides.items():
+        auc, error = one.auc()
+        blocks.append(BlindBlock(name, auc, *auc_interval(auc, error, len(sides))))
+    decisive = max(blocks, key=BlindBlock.decides)
+    return Blind(decisive.auc, decisive.low, decisive.high, **counts, shared=held.shared, blocks=tuple(blocks))
 
 
 def count_compared(compared: Compared) -> dict[str, Any]:
@@ -214,6 +258,10 @@ Known = Words | np.ndarray
 def read_known(documents: Sequence[Shown]) -> Known:
     """The classifier's input for texts, or for pictures."""
     pictures = [document for document in documents if isinstance(document, PictureLooks)]
+    chats = [document for document in documents if isinstance(document, ChatSides)]
+    if chats:
+        sides = [chat.questions for chat in chats], [chat.answers for chat in chats]
+        return side_by_side([read_words(side) for side in sides])
     if not pictures:
         return read_words([document for document in documents if isinstance(document, str)])
     features = np.stack([picture.features for picture in pictures])

@@ -48,6 +48,15 @@ class ShareDiagnostic(Diagnostic):
     share: float = Field(description="Share of the scored documents in the sentence.")
 
 
+class BlindPart(Record):
+    """How well one part of chats distinguishes calibration documents from audited ones."""
+
+    by: str = Field(description="questions (all contents but the answers), answers, or both together.")
+    auc: float = Field(description="Area under the ROC curve, held out.")
+    low: float = Field(description="Lower end of its interval; the intervals of all parts hold together at 99%.")
+    high: float = Field(description="Upper end of the interval.")
+
+
 class BlindDiagnostic(Diagnostic):
     """Whether words or tokens alone, or the looks of pictures, distinguish calibration documents from audited ones.
 
@@ -88,6 +97,11 @@ class BlindDiagnostic(Diagnostic):
         None,
         description="Median number of distinct words, or pairs and triples of characters, that another document has: "
         "below 10 the test could not look, and does not pass. Null for pictures.",
+    )
+    blocks: list[BlindPart] = Field(
+        [],
+        exclude_if=lambda blocks: not blocks,
+        description="Of chats, the test by each part; `auc` is of the one that decides. Left out for other documents.",
     )
 
     @property

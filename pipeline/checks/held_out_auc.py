@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,26 @@ _HALVE = 1  # random number stream of the halves
 
 
 @dataclass(frozen=True, slots=True)
+class BlindBlock:
+    """How well one part of conversations distinguishes calibration documents from audited ones."""
+
+    by: str  # questions, answers, or both together
+    auc: float
+    low: float  # ends of an interval that holds together with those of the other parts at 99%
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the whole interval is above 0.53."""
+        return self.low > 0.5 + TOLERANCE
+
+    def decides(self) -> tuple[bool, bool, bool, float]:
+        """A key that is largest for the part which decides: one that differs, else the one furthest from passing."""
+        alike = is_alike(self.auc, self.high)
+        return self.differs, not alike, self.high >= 0.5, self.low if self.differs else self.high
+
+
+@dataclass(frozen=True, slots=True)
 class Blind:
     """How well the words alone distinguish calibration documents from audited ones."""
 
@@ -43,6 +64,7 @@ class Blind:
     n_calibration_blocks: int | None = None  # blocks of dependent documents among these; None: all are independent
     n_audit_blocks: int | None = None
     shared: float | None = None  # median number of words that another document has (`Words.shared`); None: pictures
+    blocks: tuple[BlindBlock, ...] = ()  # of conversations; the one that decides has the AUC
 
     @property
     def looked(self) -> bool:
@@ -56,10 +78,15 @@ class Blind:
 
     @property
     def outcome(self) -> Outcome:
-        """Failed if the whole interval is above 0.53, passed if `is_alike` and the test could look."""
+        """Failed if the whole interval is above 0.53, passed if `is_alike` and the test could look.
+
+        Of conversations it fails if that holds of one part, and passes if all parts are alike. The intervals of k parts
+        have the level 1 - 0.01 / k, so that one of them misses in at most as many runs as the interval of one part.
+        """
         if self.low > 0.5 + TOLERANCE:
             return Outcome.FAILED
-        return Outcome.PASSED if is_alike(self.auc, self.high) and self.looked else Outcome.INCONCLUSIVE
+        alike = all(is_alike(one.auc, one.high) for one in self.blocks or [self])
+        return Outcome.PASSED if alike and self.looked else Outcome.INCONCLUSIVE
 
 
 def is_alike(auc: float, high: float) -> bool:
@@ -78,15 +105,17 @@ def is_alike(auc: float, high: float) -> bool:
 
 
 @cache
-def documents_to_decide() -> int:
+def documents_to_decide(parts: int = 1) -> int:
     """Approximate number of documents of each kind for which nine of ten tests pass where the words are alike.
 
     A test passes if the AUC and 2.58 standard errors are at most 0.55. With n documents of each kind, n / 2 in a half,
     DeLong's standard error of a half is sqrt(1 / (3 n)) where the words are alike. The mean AUC varies by that over
     sqrt(2): the two halves of a halving are different documents, and further halvings of the same documents add almost
-    no information. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits.
+    no information. One of ten such AUCs is above 0.5 by more than 1.28 of its standard deviations. To two digits. Of
+    several parts that must all pass, each does in all but one of ten times their number.
     """
-    errors = Z99 + CERTAINTY / math.sqrt(2)
+    certainty = CERTAINTY if parts == 1 else NormalDist().inv_cdf(1 - 0.1 / parts)
+    errors = interval_errors(parts) + certainty / math.sqrt(2)
     needed = (errors / PASSING) ** 2 / 3
     digits = 10 ** (math.floor(math.log10(needed)) - 1)
     return round(needed / digits) * digits
@@ -253,6 +282,12 @@ def blocks_among(family: np.ndarray, group: np.ndarray, audited: np.ndarray) -> 
     return joined_blocks(family, np.where(shared[group], -1, group))
 
 
-def auc_interval(auc: float, error: float) -> tuple[float, float]:
-    """The 99% interval of an AUC, within [0, 1]."""
-    return max(0.0, auc - Z99 * error), min(1.0, auc + Z99 * error)
+def interval_errors(parts: int = 1) -> float:
+    """Standard errors on either side of an AUC for intervals of so many AUCs that hold together at 99% (Bonferroni)."""
+    return Z99 if parts == 1 else NormalDist().inv_cdf(1 - 0.005 / parts)
+
+
+def auc_interval(auc: float, error: float, parts: int = 1) -> tuple[float, float]:
+    """The 99% interval of an AUC, within [0, 1]; of one of several AUCs, an interval that holds with the others."""
+    errors = interval_errors(parts)
+    return max(0.0, auc - errors * error), min(1.0, auc + errors * error)

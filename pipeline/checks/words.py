@@ -158,6 +158,14 @@ class Words:
         return float(np.median(_sums(np.isin(some.indices, common), some.indptr)))
 
 
+def side_by_side(blocks: Sequence[Words]) -> Words:
+    """The words of documents in several parts, each with features of its own; any part may share a token."""
+    from scipy.sparse import hstack
+
+    hashes = sum((block.hashes.astype(np.int32) for block in blocks[1:]), blocks[0].hashes.astype(np.int32))
+    return Words(hstack([block.features for block in blocks], "csr", dtype=np.float32), hashes.astype(bool))
+
+
 def read_words(texts: Sequence[str]) -> Words:
     """The words of texts.
 

@@ -42,6 +42,15 @@ class Conversation:
         return "\n\n".join(turn.content for turn in self.turns)
 
     @property
+    def sides(self) -> tuple[str, str]:
+        """All contents but the answers behind the prompt, and these answers."""
+        said = [turn.role == ASSISTANT and number >= self.prompt for number, turn in enumerate(self.turns)]
+        return (
+            "\n\n".join(turn.content for turn, answer in zip(self.turns, said, strict=True) if not answer),
+            "\n\n".join(turn.content for turn, answer in zip(self.turns, said, strict=True) if answer),
+        )
+
+    @property
     def answered(self) -> bool:
         """Whether the last turn of the assistant is not blank."""
         return bool(next(turn.content.strip() for turn in reversed(self.turns) if turn.role == ASSISTANT))

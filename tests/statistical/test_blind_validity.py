@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from pipeline.checks.classifier import blind_result, hold_out
+from pipeline.checks.classifier import BLOCKS, blind_result, hold_out
 from pipeline.checks.held_out_auc import Compared, held_out
 from tests.helpers.mean_classifier import Means
 
@@ -55,6 +55,26 @@ def test_the_interval_covers_the_auc_of_its_classifiers(counts: tuple[int, int],
 
 def test_without_blocks_the_interval_of_grouped_documents_misses_too_often() -> None:
     assert misses((200, 200), 10, 0.0, blocks=False) > binom.ppf(0.999, RUNS, MISSES)
+
+
+def test_three_parts_of_chats_miss_no_more_often_than_one_text() -> None:
+    """The intervals of two parts of ten features each, and of both together; the answers never differ."""
+    audited, missed = np.arange(40) >= 20, 0
+    for run in range(RUNS):
+        rng = np.random.default_rng([run, 3])
+        features = rng.normal(size=(audited.size, FEATURES))
+        features[audited, 0] += (shift := 0.7 * (run % 2))
+        sides, truths = {}, []
+        for part, columns in zip(BLOCKS, (slice(0, 10), slice(10, 20), slice(0, 20)), strict=True):
+            model = Means()
+            held = held_out(features[:, columns], Compared.of(audited), run, model)
+            assert held is not None
+            sides[part] = held
+            slopes = [weights[0] / np.linalg.norm(weights) * (part != BLOCKS[1]) for weights in model.directions]
+            truths.append(np.mean(norm.cdf(shift * np.array(slopes) / np.sqrt(2))))
+        parts = blind_result(sides[BLOCKS[2]], sides).blocks
+        missed += any(not part.low <= truth <= part.high for part, truth in zip(parts, truths, strict=True))
+    assert missed <= binom.ppf(0.999, RUNS, MISSES)
 
 
 ALPHABETS = {"Latin": (0x61, 0x7B), "Arabic": (0x621, 0x64B), "Han": (0x4E00, 0x5000)}
