@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.checks.held_out_auc import LEAST, Blind, BlindBlock, Compared, HeldOut, auc_interval, held_out
-from pipeline.checks.words import Words, read_words, side_by_side, tokens, without_zeros
+from pipeline.checks.words import Words, read_words, tokens, without_zeros, words_of_parts
 from pipeline.corpus.documents import Document
 from pipeline.corpus.picture_files import FORMATS, open_picture
 from pipeline.corpus.scripts import count_units
@@ -261,7 +261,7 @@ def read_known(documents: Sequence[Shown]) -> Known:
     chats = [document for document in documents if isinstance(document, ChatSides)]
     if chats:
         sides = [chat.questions for chat in chats], [chat.answers for chat in chats]
-        return side_by_side([read_words(side) for side in sides])
+        return words_of_parts([read_words(side) for side in sides])
     if not pictures:
         return read_words([document for document in documents if isinstance(document, str)])
     features = np.stack([picture.features for picture in pictures])

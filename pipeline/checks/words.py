@@ -158,7 +158,7 @@ class Words:
         return float(np.median(_sums(np.isin(some.indices, common), some.indptr)))
 
 
-def side_by_side(blocks: Sequence[Words]) -> Words:
+def words_of_parts(blocks: Sequence[Words]) -> Words:
     """The words of documents in several parts, each with features of its own; any part may share a token."""
     from scipy.sparse import hstack
 

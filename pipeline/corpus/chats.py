@@ -44,10 +44,10 @@ class Conversation:
     @property
     def sides(self) -> tuple[str, str]:
         """All contents but the answers behind the prompt, and these answers."""
-        said = [turn.role == ASSISTANT and number >= self.prompt for number, turn in enumerate(self.turns)]
+        scored = [turn.role == ASSISTANT and number >= self.prompt for number, turn in enumerate(self.turns)]
         return (
-            "\n\n".join(turn.content for turn, answer in zip(self.turns, said, strict=True) if not answer),
-            "\n\n".join(turn.content for turn, answer in zip(self.turns, said, strict=True) if answer),
+            "\n\n".join(turn.content for turn, answer in zip(self.turns, scored, strict=True) if not answer),
+            "\n\n".join(turn.content for turn, answer in zip(self.turns, scored, strict=True) if answer),
         )
 
     @property

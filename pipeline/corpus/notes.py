@@ -1,4 +1,4 @@
-"""Notes on input files: what a reader completed, left out or doubts, counted for each input.
+"""Notes on input files: what a reader, or a chat template, completed, left out or doubts, counted for each input.
 
 A note never changes a document. `plan` shows all of them; those that doubt the documents are on the page too.
 """
@@ -52,6 +52,22 @@ def _hidden_members(name: str, count: int, place: int) -> str:
     return f"{count:,} hidden {verb} left out of {name}, such as the ._ files that macOS adds"
 
 
+def _control_tokens(name: str, count: int, row: int) -> str:
+    verb = "chat holds" if count == 1 else "chats hold"
+    return (
+        f"{count:,} {verb} control tokens of the model in {name} (first: row {row:,}): its tokenizer reads them as in "
+        "a training, and the model may take a content for a turn"
+    )
+
+
+def _removed_pieces(name: str, count: int, row: int) -> str:
+    verb = "piece of an answer is" if count == 1 else "pieces of answers are"
+    return (
+        f"{count:,} {verb} left out by the chat template in {name} (first: row {row:,}), such as earlier reasoning: "
+        "the model does not read them, and no score is of them"
+    )
+
+
 SHORT_RECORDS = NoteKind("short_records", False, _short_records)
 """Records of CSV files that lack last fields."""
 
@@ -67,7 +83,19 @@ HEADER_AGAIN = NoteKind("header_again", True, _header_again)
 HIDDEN_MEMBERS = NoteKind("hidden_members", False, _hidden_members)
 """Members of archives that belong to a file system, not to its documents."""
 
-_KINDS = {kind.name: kind for kind in (ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SURPLUS_FIELDS, HIDDEN_MEMBERS)}
+CONTROL_TOKENS = NoteKind("control_tokens", True, _control_tokens)
+"""Chats whose contents hold special tokens of the tokenizer."""
+
+REMOVED_PIECES = NoteKind("removed_pieces", True, _removed_pieces)
+"""Pieces of answers that the chat template does not render."""
+
+_KINDS = {
+    kind.name: kind
+    for kind in (
+        *(ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SURPLUS_FIELDS, HIDDEN_MEMBERS),
+        *(CONTROL_TOKENS, REMOVED_PIECES),
+    )
+}
 
 
 @dataclass(slots=True)
@@ -76,15 +104,16 @@ class Notes:
 
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # kind -> number, first place
 
-    def add(self, kind: NoteKind, place: int) -> None:
-        """Add a note.
+    def add(self, kind: NoteKind, place: int, more: int = 1) -> None:
+        """Add notes.
 
         Args:
-            kind: kind of the note.
-            place: line or row that it is about.
+            kind: kind of the notes.
+            place: line or row that they are about.
+            more: their number.
         """
         count, first = self.counts.get(kind.name, (0, place))
-        self.counts[kind.name] = count + 1, first
+        self.counts[kind.name] = count + more, first
 
     def include(self, other: Mapping[str, tuple[int, int]]) -> None:
         """Add the notes on a later part of the input, or on one that a receipt states."""

@@ -77,6 +77,7 @@ class ReadChat:
     tokens: Tokens
     scored: list[bool]  # of each token from the second on; at least one is
     answers: str  # the scored characters, without ends of turns
+    removed: int = 0  # as in `RenderedChat`
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ class ChatTemplate:
             return Unreadable(Reason.TOO_SHORT, message)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
-        return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers)
+        return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, made.removed)
 
     def _scored(self, made: RenderedChat, tokens: Tokens) -> list[bool]:
         """Whether each token from the second on begins in an answer, or ends its turn."""

@@ -16,6 +16,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document
 from pipeline.corpus.formats.base import Unreadable
+from pipeline.corpus.notes import CONTROL_TOKENS, REMOVED_PIECES
 from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import FORWARD, Detector, Pass
 from pipeline.detectors.registry import parse_detectors
@@ -75,6 +76,7 @@ class ChatForecast:
     too_short: int  # conversations of which max_tokens leaves no answer
     refused: int  # conversations that the template refuses or does not render as they are
     controlled: int  # conversations whose contents hold control tokens
+    removed: int  # pieces of answers that the template leaves out
     max_tokens: int
 
     @property
@@ -90,6 +92,9 @@ class ChatForecast:
             line += f"; {self.refused:,} more are refused by the chat template"
         if self.controlled:
             line += f"; control tokens stand in the contents of {self.controlled:,}"
+        if self.removed:
+            pieces = "piece of an answer" if self.removed == 1 else "pieces of answers"
+            line += f"; the chat template leaves out {self.removed:,} {pieces}, such as earlier reasoning"
         return line
 
 
@@ -114,6 +119,7 @@ def read_chats(config: AuditConfig, documents: Sequence[Document]) -> ChatForeca
         reasons[Reason.TOO_SHORT],
         reasons.total() - reasons[Reason.TOO_SHORT],
         sum(template.holds_control(chat) for chat in chats),
+        sum(one.removed for one in read),
         config.max_tokens,
     )
 
@@ -192,6 +198,10 @@ class ChatScorer(Scorer):
                 output.refuse(document, fault.reason, fault.message)
                 continue
             made = {variant: one for variant, one in read.items() if isinstance(one, ReadChat)}
+            if self.templates[_PLAIN[0]].holds_control(chat):
+                output.notes.add(CONTROL_TOKENS, document.row)
+            if made[_PLAIN].removed:
+                output.notes.add(REMOVED_PIECES, document.row, made[_PLAIN].removed)
             usable.append(replace(document, chat=_ReadConversation(chat.turns, read=made)))
         kept = {document.row: _read(document) for document in usable}
         return [self._restricted(entry, kept[entry.document.row]) for entry in super().prepare(usable, inputs, output)]
