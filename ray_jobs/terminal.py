@@ -104,6 +104,8 @@ def show(as_json: bool, facts: Any, print_text: Callable[..., None], *arguments:
 def _pass_in_words(entry: dict[str, Any]) -> str:
     """A pass of the forecast, as text that follows the word pass."""
     if entry["kind"] == "generate":
+        if entry["prefix_ratio"] is None:
+            return f"generate: {entry['draws']} continuations of a chat before its last answer"
         share = 100 * entry["prefix_ratio"]
         return f"generate: {entry['draws']} continuations of the first {share:g}% of a text's words"
     more = f" and {entry['paraphrases']} paraphrases of it" if entry["paraphrases"] else ""
@@ -171,8 +173,7 @@ def print_plan(facts: dict[str, Any]) -> None:
 
         screen.lines(expected_text(expected))
     screen.lines(*(facts[key] for key in ("window", "windows") if key in facts))
-    if "chats" in facts:
-        screen.lines(facts["chats"]["sentence"])
+    screen.lines(*(facts[key]["sentence"] for key in ("chats", "continued") if key in facts))
 
 
 def print_starter(facts: dict[str, Any], command: str) -> None:

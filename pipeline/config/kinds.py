@@ -26,6 +26,7 @@ class Capability(Enum):
     CHANGED = "changed copies of a text"
     PARAPHRASED = "paraphrases of a text"
     CONTINUED = "continuations of a text"
+    SPLIT = "texts that are split at prefix_ratio"
     TRAINED = "a model that is trained further on known texts"
     PRECEDED = "other documents before each document, or their tokens"
     TRANSFORMED = "texts to change"
@@ -34,6 +35,7 @@ class Capability(Enum):
     SINGLE = "documents without versions"
     VERSIONS = "documents with versions"
     ENDPOINT = "texts to send"
+    CHAT_ENDPOINT = "texts or messages to send"
     ANSWERED = "chats"
     ATTRIBUTED = "texts whose tokens are shown"
     REFERENCE_ENDPOINT = "texts to send for comparison"
@@ -90,7 +92,7 @@ CHATS = InputKind(
     ("messages",),
     _DOCUMENTS
     | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.PAIR, _C.CHANGED, _C.TRANSFORMED, _C.ANSWERED}
-    | {_C.ATTRIBUTED, _C.TRAINED},
+    | {_C.ATTRIBUTED, _C.TRAINED, _C.CONTINUED, _C.CHAT_ENDPOINT},
 )
 COMPLETIONS = InputKind("prompts with completions", CHATS.state, ("prompt", "completion"), CHATS.offers)
 SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE, _C.WHOLE}))
@@ -114,13 +116,13 @@ KINDS = (TEXTS, PICTURES, CAPTIONED, TOKENS, CHATS, COMPLETIONS, SCORES, SCORED_
 
 WEIGHTS = InputKind("weights", "the model is given by its weights", (), frozenset(Capability))
 SERVED = InputKind(
-    "endpoints", "the model is an endpoint", (), frozenset({_C.FORWARD, _C.CHANGED, _C.CONTINUED, _C.WHOLE})
+    "endpoints", "the model is an endpoint", (), frozenset({_C.FORWARD, _C.CHANGED, _C.CONTINUED, _C.SPLIT, _C.WHOLE})
 )
 CONTINUING = InputKind(
     "endpoints without log-probabilities",
     "the endpoint returns no log-probabilities of prompts",
     (),
-    frozenset({_C.CONTINUED, _C.WHOLE}),
+    frozenset({_C.CONTINUED, _C.SPLIT, _C.WHOLE}),
 )
 MODELS = (WEIGHTS, SERVED, CONTINUING)
 """All kinds of models."""

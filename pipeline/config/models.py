@@ -78,7 +78,7 @@ class EndpointConfig(Section):
     api: Literal["completions", "chat"] = Field("completions", description="The interface of the endpoint.")
     instruction: str = Field(
         "Continue the following text as it goes on. Write nothing but the continuation.",
-        description="With chat: instruction above the text.",
+        description="With chat: instruction above a text; a conversation is sent without it.",
     )
     log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
         "auto", description="How the endpoint gives log-probabilities of a prompt; auto tries both ways."

@@ -167,6 +167,7 @@ def _pass_capabilities(needed: Pass, statistics: frozenset[str]) -> set[Capabili
         Capability.CHANGED: needed.text not in ("plain", "repeated"),
         Capability.PARAPHRASED: needed.draw > 0,
         Capability.CONTINUED: needed.kind == "generate" or needed.continued is not None,
+        Capability.SPLIT: needed.continued is not None and needed.continued.prefix_ratio != Continued().prefix_ratio,
         Capability.TRAINED: bool(needed.adapter),
         Capability.PRECEDED: needed.kind == "count" or needed.prefix is not None,
     }

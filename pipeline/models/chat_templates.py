@@ -155,6 +155,11 @@ class ChatTemplate:
         if isinstance(self._template, IsolatedTemplate):
             self._template.close()
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The id of the token that ends a turn of the assistant; none if the template has none."""
+        return self._ends
+
     def holds_control(self, conversation: Conversation) -> bool:
         """Whether a content holds a special token of the tokenizer, which is tokenized as in a training."""
         return any(self._control.search(turn.content) for turn in conversation.turns)
@@ -215,6 +220,15 @@ class ChatTemplate:
         places = [place if scored[place] else None for place in range(first, here[-1] + 1)]
         return LastAnswer(tokens, question, pieces, places)
 
+    def cut_before(self, made: RenderedChat, answer: int, max_tokens: int) -> Unreadable:
+        """The refusal of a conversation of which max_tokens leaves nothing of an answer, the first (0) or last (-1)."""
+        start = made.answers[answer][0][0]
+        number = f"token {len(plain_ids(self.tokenizer, made.text[:start])) + 1:,}"
+        where = number if start < _COUNTED else f"character {start:,}"
+        which = "last" if answer else "first"
+        message = f"max_tokens, which is {max_tokens:,} here, ends before the {which} answer at {where}"
+        return Unreadable(Reason.TOO_SHORT, message)
+
     def _aligned(self, conversation: Conversation, text: str, numbers: Collection[int]) -> dict[_Piece, Span] | None:
         """The places of the contents of some turns in the rendered text; None if the text does not align.
 
@@ -259,11 +273,7 @@ class ChatTemplate:
         scored = self._scored(made, tokens)
         kept = [(start, min(stop, tokens.kept)) for start, stop in chain(*made.answers) if start < tokens.kept]
         if not any(scored):
-            start = made.answers[0][0][0]
-            number = f"token {len(plain_ids(self.tokenizer, made.text[:start])) + 1:,}"
-            where = number if start < _COUNTED else f"character {start:,}"
-            message = f"max_tokens, which is {max_tokens:,} here, ends before the first answer at {where}"
-            return Unreadable(Reason.TOO_SHORT, message)
+            return self.cut_before(made, 0, max_tokens)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
         return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, made.removed)

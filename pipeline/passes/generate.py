@@ -46,6 +46,7 @@ class Prompt:
     words: int | None = None  # a draw ends after this many whole words; None: no such limit
     max_new_tokens: int | None = None  # a lower limit for this prompt
     characters: bool = False  # whether characters of scripts without blanks count as words
+    ends: frozenset[int] = frozenset()  # token ids that end a draw, besides those of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ def _reads_padding(lm: LanguageModel | Seq2SeqModel) -> bool:
 class _Draw:
     """The state of one draw: its tokens, its random numbers, and whether it has ended."""
 
-    __slots__ = ("characters", "due", "end", "ids", "limit", "owner", "uniforms", "words")
+    __slots__ = ("characters", "due", "end", "ends", "ids", "limit", "owner", "uniforms", "words")
 
     def __init__(self, seed: int, prompt: Prompt, number: int, limit: int, owner: int) -> None:
         self.ids: list[int] = []
@@ -195,6 +196,7 @@ class _Draw:
         self.owner = owner  # index of its prompt in the batch
         self.words = prompt.words
         self.characters = prompt.characters
+        self.ends = prompt.ends
         self.due = 0 if prompt.words is None else 1 + self.tokens(prompt.words)  # when words are counted next
         self.end: End | None = None
         name = repr((seed, tuple(map(int, prompt.key)), int(number)))
@@ -205,7 +207,7 @@ class _Draw:
         """Add a token, and end the draw if it was the last."""
         if token < 0:
             self.end = "non_finite"
-        elif token in eos:
+        elif token in eos or token in self.ends:
             self.end = "eos"
         else:
             self.ids.append(token)

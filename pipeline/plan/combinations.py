@@ -69,15 +69,29 @@ def check_combinations(config: AuditConfig, detectors: Sequence[Detector]) -> No
 
 def _check_settings(config: AuditConfig, kind: InputKind) -> None:
     """Check that models and settings of the whole audit fit the documents."""
-    for model, need in ((config.model, Capability.ENDPOINT), (config.reference_model, Capability.REFERENCE_ENDPOINT)):
-        if isinstance(model, EndpointConfig):
-            check_offered(f"endpoint {model.name}", [need], kind, lambda _: "give weights")
+    if isinstance(config.model, EndpointConfig):
+        _check_endpoint(config, config.model, kind)
+    if isinstance(model := config.reference_model, EndpointConfig):
+        check_offered(f"endpoint {model.name}", [Capability.REFERENCE_ENDPOINT], kind, lambda _: "give weights")
     for key, needs in NEEDS.items():
         if getattr(config, key) is not None:
             check_offered(key, needs, kind, lambda _: "leave it out")
     if config.windows > 1:
         for read in (kind, *map(find_model_kind, config.models)):
             check_offered(f"windows: {config.windows}", [Capability.WINDOWS], read, lambda _: "leave it out")
+
+
+def _check_endpoint(config: AuditConfig, model: EndpointConfig, kind: InputKind) -> None:
+    """Check that an audited endpoint fits the documents."""
+    messages = Capability.CHAT_ENDPOINT
+    need, instead = Capability.ENDPOINT, "give weights"
+    if model.api == "chat":
+        need = messages
+    elif messages in kind.offers:
+        instead = "set model.api to chat, or give weights"
+    check_offered(f"endpoint {model.name}", [need], kind, lambda _: instead)
+    if config.chat is not None:
+        raise UserError(f"chat: endpoint {model.name} renders messages by its own template: leave chat out")
 
 
 def _check_detector(config: AuditConfig, detector: Detector) -> None:

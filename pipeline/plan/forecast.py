@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import Any
@@ -17,13 +19,18 @@ from pipeline.config.audit import AuditConfig
 from pipeline.config.models import EndpointConfig, ModelConfig, display_name
 from pipeline.corpus.documents import Document, read_shard
 from pipeline.corpus.formats import measure_extent
-from pipeline.detectors.registry import needed_prefixes, parse_detectors
+from pipeline.corpus.formats.base import Unreadable
+from pipeline.corpus.scripts import units as words_of
+from pipeline.detectors.registry import needed_continuations, needed_prefixes, parse_detectors
 from pipeline.endpoint.client import Usage
+from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
+from pipeline.models.tokens import open_tokenizer, plain_ids
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.plan.outlooks import adapters_and_calibration, outlooks
 from pipeline.plan.starter_text import MATRIX_PRODUCT
 from pipeline.run.plan import BYTES_PER_TOKEN, Plan
-from pipeline.stages.chat_scoring import read_chats
+from pipeline.stages.base import DocumentSize
+from pipeline.stages.chat_scoring import chat_settings, read_chats
 from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, request_sizes
 
@@ -44,7 +51,7 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         model: description of the model.
         checks: result of `plan_checks`, if the documents were read.
     """
-    config = plan.config
+    config, detectors = plan.config, parse_detectors(plan.config.detectors)
     roles: dict[str, Any] = {}
     for role, _ in config.corpus.roles():
         count, exact = plan.documents(role)
@@ -55,15 +62,19 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
     everything = sum(measure_extent(entry).rows for entry in plan.inputs)
     average = plan.text_bytes() / BYTES_PER_TOKEN / max(1, everything)
     window = config.corpus.audit.window if config.corpus.audit is not None else 0
-    chats = read_chats(plan.config, _first_documents(plan)) if config.corpus.has_chats else None
+    first = _first_documents(plan) if config.corpus.has_chats else None
+    chats = read_chats(config, first) if first is not None and isinstance(config.model, ModelConfig) else None
+    continued = ask_chats(config, first) if first is not None and needed_continuations(detectors) else None
     most = min(average, config.max_tokens * config.windows) if chats is None else chats.read
     texts, length = _scored_texts(plan) or (1.0, most)
     tokens = round(total * texts * length)
     batch = CPU_BUDGET.forward if config.resources.batch_tokens == "auto" else config.resources.batch_tokens
     room = room_for(config.max_tokens, model.get("max_tokens"))
-    prefixes = needed_prefixes(parse_detectors(config.detectors))
+    prefixes = needed_prefixes(detectors)
     read = {str(one): prefix_cost(one, average, length, batch, room) for one in prefixes}
     passes = [{**entry, **read.get(entry.get("prefix", ""), {})} for entry in plan.passes()]
+    if continued is not None:
+        passes = [{**entry, **continued.shares(length)} if entry["kind"] == "generate" else entry for entry in passes]
     seconds = None
     if isinstance(config.model, ModelConfig) and model.get("parameters"):
         reads = total * texts * sum(forward_passes(entry) for entry in passes)
@@ -78,16 +89,81 @@ def forecast(plan: Plan, model: Mapping[str, Any], checks: Mapping[str, Any] | N
         "shards": len(plan.shards),
         "passes": passes,
         "adapters": adapters,
-        "detectors": [detector.column for detector in parse_detectors(config.detectors)],
+        "detectors": [detector.column for detector in detectors],
         "estimated_tokens": tokens,
-        "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything)),
+        "endpoint": estimate_price(config, total, plan.text_bytes() / max(1, everything), continued),
         "estimated_seconds_one_worker": None if seconds is None else float(f"{seconds:.3g}"),
         "estimated_from": None if seconds is None else MATRIX_PRODUCT,
         "selections": outlooks(config, roles, (adapters, calibration), *read_blocks(checks or {})),
         **({"window": rows_that_fit(window, average, config.max_tokens)} if window else {}),
         **({"windows": compare_windows(plan)} if config.windows > 1 else {}),
         **({} if chats is None else {"chats": {**asdict(chats), "sentence": chats.sentence + LEARNT * bool(adapters)}}),
+        **({} if continued is None else {"continued": {**asdict(continued), "sentence": continued.sentence}}),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedChats:
+    """What a model is asked to continue of some conversations, and what is compared."""
+
+    documents: int  # conversations that a model continues
+    before: float  # mean number of units before the last answer
+    answer: float  # mean number of units of the last answer that are compared
+    refused: Mapping[str, int]  # other conversations, by the reason
+    before_bytes: float  # means
+    answer_bytes: float
+    unit: str  # tokens; words of an endpoint, whose tokenizer is unknown
+
+    @property
+    def share(self) -> float:
+        """The share of the conversations that a model continues."""
+        return self.documents / max(1, self.documents + sum(self.refused.values()))
+
+    def shares(self, length: float) -> dict[str, tuple[float, float]]:
+        """What is read before an answer and written in a draw, as shares of a document of `length` tokens."""
+        return {"shares": (self.before / max(1.0, length), self.answer / max(1.0, length))}
+
+    @property
+    def sentence(self) -> str:
+        """The numbers in words, for `plan`."""
+        line = (
+            f"of the first {self.documents:,} chats a model continues {self.before:,.0f} {self.unit} on average, and "
+            f"{self.answer:,.0f} of the last answer are compared"
+        )
+        if not self.refused:
+            return line
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(self.refused.items()))
+        return f"{line}; {sum(self.refused.values()):,} more cannot be asked ({reasons})"
+
+
+def ask_chats(config: AuditConfig, documents: Sequence[Document]) -> ContinuedChats:
+    """What the audited model would be asked about some conversations.
+
+    Raises:
+        UserError: as `chat_settings`.
+    """
+    chats = [document.chat for document in documents if document.chat is not None]
+    units: Callable[[str], Sequence[Any]]
+    if isinstance(config.model, ModelConfig):
+        tokenizer = open_tokenizer(config.model)
+        template = chat_settings(config, ()).open("target", tokenizer)
+        made = rendered_prompts(template, chats, config.max_tokens)
+        template.close()
+        unit, units = "tokens", partial(plain_ids, tokenizer)
+    else:
+        made = [sent_prompt(chat, config.max_tokens) for chat in chats]
+        unit, units = "words", words_of
+    prompts = [one for one in made if isinstance(one, AnswerPrompt)]
+    refused = Counter(str(one.reason) for one in made if isinstance(one, Unreadable))
+    return ContinuedChats(
+        len(prompts),
+        fmean([len(one.ids or units(one.before)) for one in prompts] or [0]),
+        fmean([len(units(one.answer)) for one in prompts] or [0]),
+        dict(refused),
+        fmean([len(one.before.encode()) for one in prompts] or [0]),
+        fmean([len(one.answer.encode()) for one in prompts] or [0]),
+        unit,
+    )
 
 
 def _scored_texts(plan: Plan) -> tuple[float, float] | None:
@@ -127,22 +203,28 @@ def measured_flops(dtype: str) -> float:
     return 2 * size**3 / median(times)
 
 
-def estimate_price(config: AuditConfig, documents: int, average_bytes: float) -> dict[str, Any] | None:
+def estimate_price(
+    config: AuditConfig, documents: int, average_bytes: float, chats: ContinuedChats | None = None
+) -> dict[str, Any] | None:
     """Estimate requests, tokens and price of an audit; None without an endpoint.
 
     Args:
         config: the audit's configuration.
         documents: total number of documents.
         average_bytes: mean size of a document.
+        chats: what is asked about the first ones, if they are chats; those that cannot be asked cost nothing.
 
     Returns:
         "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices)
         and "over": the limits of the budget that would be exceeded. Repeated requests are not included.
     """
-    text_bytes = min(average_bytes, 6.0 * config.max_tokens)  # a word and its blank
+    size = DocumentSize(min(average_bytes, 6.0 * config.max_tokens))  # a word and its blank
+    if chats is not None:
+        size = DocumentSize(size.text, chats.before_bytes, chats.answer_bytes)
+        documents = round(documents * chats.share)
     totals: dict[str, list[int]] = {}
     models: dict[str, EndpointConfig] = {}
-    for questions in request_sizes(config, text_bytes):
+    for questions in request_sizes(config, size):
         key = questions.model.endpoint + questions.model.name
         models[key] = questions.model
         total = totals.setdefault(key, [0, 0, 0])

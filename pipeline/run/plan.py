@@ -77,7 +77,10 @@ class Plan:
         if self.config.corpus.has_pictures:
             return _picture_passes(planned)
         sample_counts = needed_continuations(parse_detectors(self.config.detectors))
-        passes += [{"kind": "generate", **asdict(continued), "draws": m} for continued, m in sample_counts.items()]
+        split = {"prefix_ratio": None} if self.config.corpus.has_chats else {}  # a chat ends before its last answer
+        passes += [
+            {"kind": "generate", **asdict(continued), **split, "draws": m} for continued, m in sample_counts.items()
+        ]
         return passes
 
     def text_bytes(self) -> int:

@@ -34,6 +34,7 @@ from pipeline.models.tokens import count_words
 from pipeline.passes.statistics import text_read
 from pipeline.stages.base import (
     BatchSize,
+    DocumentSize,
     Entry,
     Output,
     Placement,
@@ -295,9 +296,9 @@ def _stage(wanted: StagePlan, needed: Pass) -> Stage:
     )
 
 
-def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
+def _questions(config: AuditConfig, size: DocumentSize) -> list[Questions]:
     """One request for each pass; the endpoint generates one token."""
-    return [Questions(stage.settings.model, 1, text_bytes, 1) for stage in _stages(StagePlan(config), ())]
+    return [Questions(stage.settings.model, 1, size.text, 1) for stage in _stages(StagePlan(config), ())]
 
 
 KIND = StageKind("log_probs", "log_probs", _stages, _check, _questions, asks=True)

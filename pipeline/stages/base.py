@@ -317,6 +317,21 @@ def without(fingerprint: Mapping[str, Any], key: str | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentSize:
+    """Mean size of documents, in bytes."""
+
+    text: float
+    prompt: float | None = None  # of a chat: before its last answer
+    answer: float | None = None  # of a chat: its last answer
+
+    def split(self, ratio: float) -> tuple[float, float]:
+        """Bytes before and behind the place at which a document is split: the last answer, or a share of a text."""
+        if self.prompt is None or self.answer is None:
+            return ratio * self.text, (1 - ratio) * self.text
+        return self.prompt, self.answer
+
+
+@dataclass(frozen=True, slots=True)
 class Questions:
     """Size of the requests to an endpoint for an average document."""
 
@@ -393,9 +408,9 @@ class StageKind:
     check: Callable[[AuditConfig], Sequence[str]] = (
         lambda config: ()
     )  # called before weights are read; returns lines for the user; raises UserError
-    questions: Callable[[AuditConfig, float], Sequence[Questions]] = (
-        lambda config, text_bytes: ()
-    )  # for texts of `text_bytes`
+    questions: Callable[[AuditConfig, DocumentSize], Sequence[Questions]] = (
+        lambda config, size: ()
+    )  # about a document of mean size
     asks: bool = False  # whether it may use endpoints, with answers in the folder
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
     """Kind of pass -> cost of an entry of `Plan.passes`, in forward passes over the whole text."""

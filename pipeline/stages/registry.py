@@ -11,7 +11,7 @@ from pipeline import stages as package
 from pipeline.config.audit import AuditConfig
 from pipeline.endpoint.answers import spent_before
 from pipeline.stages import is_scoring
-from pipeline.stages.base import Questions, SharedEndpoint, Stage, StageKind, StagePlan
+from pipeline.stages.base import DocumentSize, Questions, SharedEndpoint, Stage, StageKind, StagePlan
 from pipeline.store.files import Store
 
 
@@ -69,14 +69,14 @@ def check_stages(config: AuditConfig) -> list[str]:
     return [line for kind in STAGES for line in kind.check(config)]
 
 
-def request_sizes(config: AuditConfig, text_bytes: float) -> list[Questions]:
+def request_sizes(config: AuditConfig, size: DocumentSize) -> list[Questions]:
     """Size of the requests to endpoints for an average document.
 
     Args:
         config: configuration of the audit.
-        text_bytes: bytes of the document.
+        size: bytes of the document.
     """
-    return [question for kind in STAGES for question in kind.questions(config, text_bytes)]
+    return [question for kind in STAGES for question in kind.questions(config, size)]
 
 
 def forward_passes(entry: Mapping[str, Any]) -> float:

@@ -1,5 +1,7 @@
 """Continuations of documents: a document is split into a prefix and a reference, and a model continues the prefix.
 
+A conversation is split before its last answer, and a text at a share of its words.
+
 Local models and endpoints write the same file per shard: for each document the reference and the continuations, or why
 there are none. Existing draws are neither computed nor stored again: a run with more draws computes the missing ones,
 and its file contains only these.
@@ -8,17 +10,20 @@ and its file contains only these.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import AnyModel, EndpointConfig, ModelConfig
+from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document, id_key, text_digest
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import by_characters, count_units
 from pipeline.corpus.shard import Shard
@@ -26,6 +31,8 @@ from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
+from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
+from pipeline.models.chat_templates import ChatSettings, ChatTemplate
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import embedding_rows, unknown_id
 from pipeline.models.tokens import count_words, tokenize
@@ -33,6 +40,7 @@ from pipeline.passes.generate import Prompt, Sampling, continuations
 from pipeline.passes.parts import PassSizes
 from pipeline.stages.base import (
     BatchSize,
+    DocumentSize,
     Entry,
     Output,
     Placement,
@@ -43,6 +51,7 @@ from pipeline.stages.base import (
     Window,
     rows_schema,
 )
+from pipeline.stages.chat_scoring import chat_settings
 from pipeline.stages.process import earlier_rows
 from pipeline.store.files import Store
 
@@ -64,13 +73,15 @@ class SampleSettings:
     max_tokens: int
     device: str = "endpoint"  # `Device.mark`
     cache_positions: int = 0  # maximum at a time; 0 for an endpoint
+    chat: ChatSettings | None = None  # rendering of chats by a model with weights
+    compared: Literal["answer"] | None = None  # of chats the last answer; None: the rest of a text
 
     @property
     def folder(self) -> str:
-        """The folder of the files: samples/ratio0.5_t1_k50_p1_reference."""
+        """The folder of the files: samples/ratio0.5_t1_k50_p1_reference, or of chats answer_ instead of ratio0.5_."""
         c = self.continued
-        shape = f"ratio{c.prefix_ratio:g}_t{c.temperature:g}_k{c.top_k or 'all'}_p{c.top_p:g}_{c.candidate_words}"
-        return f"samples/{shape}"
+        beginning = self.compared or f"ratio{c.prefix_ratio:g}"
+        return f"samples/{beginning}_t{c.temperature:g}_k{c.top_k or 'all'}_p{c.top_p:g}_{c.candidate_words}"
 
     @property
     def stage(self) -> str:
@@ -87,6 +98,7 @@ class Task:
     reference: str
     words: int | None  # number of words after which a draw ends; None: no limit
     max_new_tokens: int
+    chat: AnswerPrompt | None = None  # of a conversation, what the model is given
 
 
 def token_limit(reference_bytes: int, continued: Continued) -> int:
@@ -130,10 +142,25 @@ def make_task(stage: Stage, document: Document, kept: int, output: Output) -> Ta
 def cut_in_two(document: Document, kept: int, continued: Continued) -> Task | None:
     """Split the first `kept` characters of a document; None if it has too few words."""
     prefix, reference = prefix_and_reference(document.text[:kept], continued.prefix_ratio)
-    if not prefix or not reference:
+    return _task(document, prefix, reference, continued) if prefix and reference else None
+
+
+def make_chat_task(document: Document, prompt: AnswerPrompt | Unreadable, stage: Stage, output: Output) -> Task | None:
+    """The task of a conversation; None if nothing of it can be compared, and it is refused."""
+    if isinstance(prompt, Unreadable):
+        output.refuse(document, prompt.reason, prompt.message)
         return None
+    return replace(_task(document, prompt.before, prompt.answer, stage.settings.continued), chat=prompt)
+
+
+def _task(document: Document, prefix: str, reference: str, continued: Continued) -> Task:
     words = None if continued.candidate_words == "all" else count_units(reference)
     return Task(document, prefix, reference, words, token_limit(len(reference.encode()), continued))
+
+
+def _conversations(documents: Sequence[Document]) -> list[Conversation]:
+    """The conversations of documents that are chats."""
+    return [document.chat for document in documents if document.chat is not None]
 
 
 def keep_draws(task: Task, texts: Sequence[str], output: Output) -> None:
@@ -179,11 +206,15 @@ class Sampler:
         if not missing:
             return []
         limit = min(self.settings.max_tokens, self.lm.max_tokens or self.settings.max_tokens)
-        tokens = tokenize(self.lm.tokenizer, [document.text for document in missing], limit)
-        tasks = [
-            make_task(self.stage, document, entry.kept, output) for document, entry in zip(missing, tokens, strict=True)
+        return [Entry(task.document, 0, task) for task in self.split(missing, limit, output) if task is not None]
+
+    def split(self, documents: list[Document], max_tokens: int, output: Output) -> list[Task | None]:
+        """The tasks of documents, of which the first `max_tokens` tokens are read; None for those that are refused."""
+        tokens = tokenize(self.lm.tokenizer, [document.text for document in documents], max_tokens)
+        return [
+            make_task(self.stage, document, entry.kept, output)
+            for document, entry in zip(documents, tokens, strict=True)
         ]
-        return [Entry(task.document, 0, task) for task in tasks if task is not None]
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Compute the missing draws of a batch."""
@@ -217,11 +248,29 @@ class Sampler:
         A character of a script without blanks may take a token a byte, so there only the words end a draw.
         """
         key = (id_key(task.document.doc_id), round(self.settings.continued.prefix_ratio * 1e6))
-        ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"]
+        chat = task.chat
+        ids = self.lm.tokenizer(task.prefix, verbose=False)["input_ids"] if chat is None else chat.ids
+        ends = frozenset[int]() if chat is None else chat.ends
         characters, limit = by_characters(task.reference), task.max_new_tokens
         if characters:
             limit = max(limit, min(MAX_NEW_TOKENS, 16 + len(task.reference.encode())))
-        return Prompt(key, ids, range(first, self.settings.draws), task.words, limit, characters)
+        return Prompt(key, ids, range(first, self.settings.draws), task.words, limit, characters, ends)
+
+
+class ChatSampler(Sampler):
+    """A sampler of conversations, which the model continues behind what its template renders before the last answer."""
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The compiled template."""
+        assert self.settings.chat is not None
+        return self.settings.chat.open("target", self.lm.tokenizer)
+
+    def split(self, documents: list[Document], max_tokens: int, output: Output) -> list[Task | None]:
+        """The tasks of conversations."""
+        prompts = rendered_prompts(self.template, _conversations(documents), max_tokens)
+        pairs = zip(documents, prompts, strict=True)
+        return [make_chat_task(document, prompt, self.stage, output) for document, prompt in pairs]
 
 
 # --- by an endpoint
@@ -262,14 +311,18 @@ class EndpointSampler:
         """Split documents with their existing draws."""
         entries = []
         for document in documents:
-            kept = count_words([document.text], self.settings.max_tokens)[0].kept
             filed = draws_of_row(document.row, output)
             texts = inputs.get((document.row, text_digest(document.text))) or filed
             if len(filed) >= self.settings.draws:  # additional draws may be needed later
                 output.rows[document.row]["continuations"] = texts
-            elif (task := make_task(self.stage, document, kept, output)) is not None:
+            elif (task := self.split(document, output)) is not None:
                 entries.append(Entry(document, 0, (task, texts)))
         return entries
+
+    def split(self, document: Document, output: Output) -> Task | None:
+        """The task of a document, of which the first words are read; None if it is refused."""
+        kept = count_words([document.text], self.settings.max_tokens)[0].kept
+        return make_task(self.stage, document, kept, output)
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Request the missing draws."""
@@ -285,7 +338,7 @@ class EndpointSampler:
             question, more = output.answers.ask(), list[str]()
             number = min(self.settings.draws - len(texts), self.model.choices)
             path, body = self._request(task, len(texts), number)
-            most = prompt_tokens(task.prefix + self.model.instruction) + number * task.max_new_tokens
+            most = self._prompt_tokens(task) + number * task.max_new_tokens
             try:
                 texts_of = self._texts
                 more = (await endpoint.ask(path, body, most, texts_of, question.spent, question.book))[:number]
@@ -316,8 +369,19 @@ class EndpointSampler:
             body["top_k"] = continued.top_k
         if self.model.api == "completions":
             return "/completions", {**body, "prompt": task.prefix}
-        content = f"{self.model.instruction}\n\n{task.prefix}"
-        return "/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
+        return "/chat/completions", {**body, "messages": self._messages(task)}
+
+    def _messages(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """The messages of a request."""
+        if task.chat is not None:
+            return task.chat.messages
+        return [{"role": "user", "content": f"{self.model.instruction}\n\n{task.prefix}"}]
+
+    def _prompt_tokens(self, task: Task) -> int:
+        """Upper bound on the tokens of the prompt of a request."""
+        if task.chat is not None:
+            return sum(prompt_tokens(json.dumps(message, ensure_ascii=False)) for message in task.chat.messages)
+        return prompt_tokens(task.prefix + self.model.instruction)
 
     def _texts(self, value: dict[str, Any]) -> list[str]:
         """The usable texts of an answer, at least one.
@@ -341,18 +405,28 @@ class EndpointSampler:
         return texts
 
 
+class ChatEndpointSampler(EndpointSampler):
+    """Requests the last answer of conversations: the endpoint receives the messages before it."""
+
+    def split(self, document: Document, output: Output) -> Task | None:
+        """The task of a conversation."""
+        (chat,) = _conversations([document])
+        return make_chat_task(document, sent_prompt(chat, self.settings.max_tokens), self.stage, output)
+
+
 # --- requirements of a configuration
 
 
 def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     endpoint = wanted.config.model if isinstance(wanted.config.model, EndpointConfig) else None
+    texts, chats = (Sampler, ChatSampler) if endpoint is None else (EndpointSampler, ChatEndpointSampler)
     return [
         wanted.stage(
             settings.stage,
             folder=settings.folder,
             schema=SCHEMA,
             settings=settings,
-            make=EndpointSampler if endpoint is not None else Sampler,
+            make=texts if settings.compared is None else chats,
             endpoint=endpoint,
             grows="draws",
         )
@@ -363,31 +437,34 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
 def _settings(wanted: StagePlan) -> list[SampleSettings]:
     """The continuations that the detectors read, drawn on a device or by an endpoint."""
     config, samples = wanted.config, needed_continuations(wanted.detectors)
-    place: tuple[str, int] | tuple[()] = ()
+    where: dict[str, Any] = {"compared": "answer"} if config.corpus.has_chats else {}
     if samples and not isinstance(config.model, EndpointConfig):
-        place = wanted.device.mark, wanted.budget(config.model).cache
+        where |= {"device": wanted.device.mark, "cache_positions": wanted.budget(config.model).cache}
+        if config.corpus.has_chats:
+            where["chat"] = replace(chat_settings(config, ()), whole=False)
     return [
-        SampleSettings(config.model, continued, draws, config.max_tokens, *place)
+        SampleSettings(config.model, continued, draws, config.max_tokens, **where)
         for continued, draws in samples.items()
     ]
 
 
-def _questions(config: AuditConfig, text_bytes: float) -> list[Questions]:
+def _questions(config: AuditConfig, size: DocumentSize) -> list[Questions]:
     model, questions = config.model, list[Questions]()
     if not isinstance(model, EndpointConfig):
         return questions
-    instruction = len(model.instruction) if model.api == "chat" else 0
+    instructed = model.api == "chat" and size.answer is None
     for samples in _settings(StagePlan(config)):
-        requests, ratio = math.ceil(samples.draws / model.choices), samples.continued.prefix_ratio
-        limit = token_limit(round((1 - ratio) * text_bytes), samples.continued)
-        questions.append(
-            Questions(model, requests, requests * (instruction + ratio * text_bytes), samples.draws * limit)
-        )
+        requests = math.ceil(samples.draws / model.choices)
+        prompt, answer = size.split(samples.continued.prefix_ratio)
+        prompt += len(model.instruction) if instructed else 0
+        limit = token_limit(round(answer), samples.continued)
+        questions.append(Questions(model, requests, requests * prompt, samples.draws * limit))
     return questions
 
 
 def _cost(entry: Mapping[str, Any]) -> float:
-    return float(entry["prefix_ratio"] + entry["draws"] * (1 - entry["prefix_ratio"]))
+    prompt, answer = entry["shares"] if "shares" in entry else (entry["prefix_ratio"], 1 - entry["prefix_ratio"])
+    return float(prompt + entry["draws"] * answer)
 
 
 KIND = StageKind("sample", "samples", _stages, questions=_questions, asks=True, costs={"generate": _cost})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.audit import AuditConfig
-from pipeline.config.models import ModelConfig
+from pipeline.config.models import EndpointConfig, ModelConfig
 from pipeline.config.paths import written
 from pipeline.config.training import AdapterConfig
 from pipeline.corpus.documents import Document, id_key
@@ -44,6 +44,7 @@ _GRADIENT_COST = 3.0  # in forward passes
 def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     config, detectors = wanted.config, wanted.detectors
     reference = config.reference_model if any(p.model == "reference" for p in wanted.passes) else None
+    served = isinstance(config.model, EndpointConfig)  # texts and chats alone, of which words are counted
     budget = _budget(wanted, wanted.budget(config.model, reference))
     described = {name: _adapter_settings(config.fsd.adapter(name)) for name in needed_adapters(detectors)} or None
     settings = ScoreSettings(
@@ -58,7 +59,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         wanted.device.mark,
         PICTURE_SKETCH_KIND if config.corpus.has_pictures else SKETCH_KIND,
         wanted.prefixes,
-        chat_settings(config, detectors) if config.corpus.has_chats else None,
+        chat_settings(config, detectors) if config.corpus.has_chats and not served else None,
         config.windows if config.windows > 1 else None,
     )
     columns = [detector.column for detector in detectors]
@@ -67,7 +68,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         folder=SCORE_FOLDER,
         schema=versions_schema(columns) if config.corpus.has_versions else score_schema(columns),
         settings=settings,
-        make=SCORERS[config.corpus.kind.keys[0]],
+        make=Scorer if served else SCORERS[config.corpus.kind.keys[0]],
         reads=tuple(earlier),
         quarantines=True,
     )

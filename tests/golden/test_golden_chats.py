@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -114,3 +115,53 @@ def test_a_training_step_on_chats_has_the_loss_and_gradient_of_labels(smollm2):
     assert loss.item() == pytest.approx(float(total.detach()) / number, abs=1e-5)
     for one, other in zip(ours, plain, strict=True):
         assert float((one - other).abs().max()) <= 1e-5 * max(1.0, float(other.abs().max()))
+
+
+LONGEST = 14
+"""Words of the last answers that are continued, which bounds the time of the test."""
+
+
+def plain_continuation(model, tokenizer, messages, most) -> str:
+    """The likeliest answer to the messages before the last one, by `generate` of transformers."""
+    prompt = tokenizer.apply_chat_template(
+        messages[:-1], add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        made = model.generate(**prompt, do_sample=False, max_new_tokens=most, pad_token_id=tokenizer.eos_token_id)
+    return tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def recall(candidate: list[str], reference: list[str]) -> float:
+    """The share of the reference's words that the candidate has too (ROUGE-1)."""
+    return (Counter(candidate) & Counter(reference)).total() / len(reference)
+
+
+def test_continuations_of_chats_agree_with_generate_of_transformers(smollm2, smollm2_folder, tmp_path):
+    talks = [talk for talk in conversations(80) if 4 <= len(talk[-1]["content"].split()) <= LONGEST][:6]
+    written = {
+        "audit": [{"messages": talk} for talk in talks[:4]],
+        "unseen": [{"messages": talk} for talk in talks[4:]],
+    }
+    path = tmp_path / "audit.yaml"
+    given = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(smollm2_folder), "dtype": "float32"},
+        "corpus": write_corpus(tmp_path, written, messages="messages"),
+        "detectors": [{"samia": {"draws": 1, "temperature": 0, "top_k": None}}],
+        "resources": {"cluster": "local"},
+    }
+    path.write_text(yaml.safe_dump(given))
+    assert ended("run", str(path)) == 0
+    run = str(tmp_path / "run")
+    drawn, scored = rows(run, "sample/answer_t0_kall_p1_reference/1"), rows(run)
+    assert len(scored) == len(talks) == 6
+    assert {len(talk) for talk in talks} >= {2, 4}
+    for name, talk in zip([*(f"audit-{n}" for n in range(4)), *(f"unseen-{n}" for n in range(2))], talks, strict=True):
+        answer = talk[-1]["content"]
+        words = answer.split()
+        expected = plain_continuation(smollm2.model, smollm2.tokenizer, talk, 16 + len(answer) // 3)
+        expected = expected.split()[: len(words)]
+        assert drawn[name]["reference"] == answer
+        assert drawn[name]["continuations"][0].split()[: len(words)] == expected
+        (score,) = [value for key, value in scored[name].items() if key.startswith("samia")]
+        assert score == pytest.approx(recall(expected, words), abs=1e-12)

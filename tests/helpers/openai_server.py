@@ -29,7 +29,8 @@ class Said:
 
 
 def prompt_of(body: dict[str, Any]) -> str:
-    return body["prompt"] if "prompt" in body else body["messages"][-1]["content"].split("\n\n", 1)[1]
+    """The text to continue, behind the instruction of a chat; of other messages the last one."""
+    return body["prompt"] if "prompt" in body else body["messages"][-1]["content"].split("\n\n", 1)[-1]
 
 
 @contextmanager

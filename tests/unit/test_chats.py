@@ -546,7 +546,7 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
         assert ended("plan", str(path)) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    for detector in ("recall", "dc_pdd", "camia", "samia", "knockoff"):
+    for detector in ("recall", "dc_pdd", "camia", "knockoff"):
         assert f"detector {detector}" in (line := refusal(detectors=[detector]))
         assert "the documents are chats: take " in line
         assert "loss" in line

@@ -15,7 +15,7 @@ from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
-from pipeline.stages.base import Questions
+from pipeline.stages.base import DocumentSize, Questions
 from pipeline.stages.registry import request_sizes
 from tests.helpers.openai_server import openai_server
 
@@ -177,4 +177,5 @@ def test_what_is_asked_about_a_document_is_counted_before(api: str, prompt: int,
     detectors = [*others, {"samia": {"draws": 7, "prefix_ratio": 0.3}}]
     described = {"run": "run", "model": model.model_dump(), "corpus": {"audit": {"path": "a"}}, "detectors": detectors}
     drawn = Questions(model, 3, 3.0 * prompt, 7 * (16 + 700 // 3))  # three requests with the prefix
-    assert request_sizes(build_config(described), 1000.0) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]
+    size = DocumentSize(1000.0)
+    assert request_sizes(build_config(described), size) == [*(Questions(model, 1, 1000.0, 1) for _ in others), drawn]

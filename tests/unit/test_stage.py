@@ -121,6 +121,7 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "plugins": PluginCode((), {"my_detectors.py": "other"}),
         "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
         "chat": ChatSettings({"target": "other"}),
+        "compared": "answer",
         "windows": 2,
     }
     for stage in stages:
