@@ -9,6 +9,7 @@ import gc
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,13 @@ from pipeline.checks.held_out_auc import blocks_among
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import Role
 from pipeline.config.models import ModelConfig
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.detectors.registry import parse_detectors
+from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.devices import give_back
-from pipeline.models.load import fingerprint_model, open_model, open_picture_model
+from pipeline.models.load import check_model, fingerprint_model, open_model, open_picture_model
+from pipeline.models.opened import LanguageModel
+from pipeline.models.tokens import open_tokenizer
 from pipeline.models.unchanged import check_same_files
 from pipeline.models.weight_dtypes import processor_here
 from pipeline.report.evaluation_page import roc_figures
@@ -47,11 +52,13 @@ from pipeline.run.dtypes import WorkerFacts, decide_types, earlier_arithmetic, n
 from pipeline.run.machine import usable_cores
 from pipeline.run.manifest import read_run
 from pipeline.run.scored import Scored, read_scored
+from pipeline.stages.chat_scoring import chat_settings
 from pipeline.stages.registry import plan_stages
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from pipeline.store.receipts import json_digest
 from pipeline.training.train import FinetuneConfig, TrainingOptions, TrainingStep, train, train_pictures
+from pipeline.training.training_documents import TrainingDocument, training_documents
 from pipeline.trial import table, trial_page
 from pipeline.trial import trial_text as wording
 from pipeline.trial.config import Point, TrialConfig, trial_audit
@@ -59,7 +66,7 @@ from pipeline.trial.progress import TrialProgress
 from pipeline.trial.ranking import Results, check_ranking, ranking_rows, ranking_tables, read_results
 from pipeline.trial.repeats import ROWS_SCHEMA, Pool, align_scores, known_of_documents, measure
 from pipeline.trial.splits import Drawable, check_shifts, choose_trained, draw_split, positions
-from pipeline.trial.trial_documents import Documents, chat_rendering, check_inputs, read_documents
+from pipeline.trial.trial_documents import Documents, check_inputs, read_documents
 from pipeline.trial.verdict_trial import collection_rows, collection_table, measure_collections
 
 LINE_SECONDS = 10.0
@@ -135,7 +142,7 @@ def contaminate(
         check_same_files(config.model, {}, base)
         options = TrainingOptions(on_step, base=base)
         if documents.pictures is None:
-            learnt = documents.learnt(config, places, opened)
+            learnt = learnt_documents(documents, config, places, opened)
             train(opened.model, opened.tokenizer, learnt, training, planned.folder, options)
         else:
             captioned = [(documents.pictures[i], documents.texts[i]) for i in places]
@@ -145,6 +152,43 @@ def contaminate(
         del opened
         gc.collect()
         give_back()
+
+
+def chat_rendering(config: TrialConfig) -> ChatSettings | None:
+    """The rendering of the chats that a trial trains on; None where the documents are no chats.
+
+    Raises:
+        UserError: as `chat_settings`.
+    """
+    if not config.documents.has_chats:
+        return None
+    files: dict[str, str] = {role: role for role in ("audit", *config.roles())}
+    return chat_settings(trial_audit(config, config.model, files), ())
+
+
+def learnable(documents: Documents, configs: Sequence[TrialConfig]) -> Documents:
+    """The documents without chats of which a training or an audit of a point reads no answer. Raises UserError."""
+    settings = [[one.model, one.chat, one.max_tokens, one.contaminate.max_tokens] for one in configs]
+    reasons: dict[int, str] = {}
+    for config in {repr(given): config for given, config in zip(settings, configs, strict=True)}.values():
+        if documents.chats is not None and (rendering := chat_rendering(config)) is not None:
+            positions = check_model(config.model)["max_tokens"] or sys.maxsize
+            most = min(config.max_tokens, config.contaminate.max_tokens, positions)
+            read = training_documents(open_tokenizer(config.model), documents.chats, rendering, most)
+            reasons |= {place: one.reason for place, one in enumerate(read) if isinstance(one, Unreadable)}
+    return documents.without(reasons) if reasons else documents
+
+
+def learnt_documents(
+    documents: Documents, config: TrialConfig, places: np.ndarray, lm: LanguageModel
+) -> list[TrainingDocument]:
+    """What a training on the documents at some positions learns: of chats the tokens that the audit scores."""
+    rendering = chat_rendering(config)
+    if documents.chats is None or rendering is None:
+        return [documents.texts[i] for i in places]
+    most = min(config.contaminate.max_tokens, lm.max_tokens or sys.maxsize)
+    read = training_documents(lm.tokenizer, [documents.chats[i] for i in places], rendering, most)
+    return [one for one in read if not isinstance(one, Unreadable)]  # `learnable` left out all others
 
 
 def _training(config: TrialConfig, index: int, texts: int) -> FinetuneConfig:
@@ -222,7 +266,7 @@ def carry_out(
     check_inputs(config, points)
     check_shifts(points)
     store, work = Store(config.run), Store(config.work_folder)
-    documents = read_documents(config, limit, points)
+    documents = learnable(read_documents(config, limit), [config, *(point.config for point in points)])
     item_results = read_results(results, documents.ids) if results is not None else None
     with ExitStack() as locks:
         held = {url: locks.enter_context(RunLock(Store(url), say)).held for url in {store.url, work.url}}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,6 @@ from pipeline.config.corpus import CorpusConfig, TransformConfig
 from pipeline.config.kinds import TEXTS, InputKind, find_kind
 from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document, read_shard, transform
-from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.inputs import find_inputs, number_rows, plan_shards
 from pipeline.corpus.near_duplicates import near_families, sketch, stack_sketches
 from pipeline.corpus.picture_files import open_picture, picture_sketches
@@ -24,16 +22,11 @@ from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import count_units
 from pipeline.corpus.shard import InputFile
 from pipeline.errors import SettingError, UserError, VersionError, error_line
-from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.checkpoints import check_files
 from pipeline.models.load import check_model
-from pipeline.models.opened import LanguageModel
-from pipeline.models.tokens import open_tokenizer
 from pipeline.run.manifest import read_manifest
-from pipeline.stages.chat_scoring import chat_settings
 from pipeline.store.files import Store
-from pipeline.training.training_documents import TrainingDocument, training_documents
-from pipeline.trial.config import Point, TrialConfig, trial_audit
+from pipeline.trial.config import Point, TrialConfig
 
 MIN_WORDS = 2
 """A shorter text or caption may be a single token, which can neither be trained on nor scored."""
@@ -71,14 +64,26 @@ class Documents:
         pictures = [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
         return pictures if self.chats is None else [*pictures, [_written(chat) for chat in self.chats]]
 
-    def learnt(self, config: TrialConfig, positions: np.ndarray, lm: LanguageModel) -> list[TrainingDocument]:
-        """What a training on the documents at some positions learns: of chats the tokens that the audit scores."""
-        rendering = chat_rendering(config)
-        if self.chats is None or rendering is None:
-            return [self.texts[i] for i in positions]
-        most = min(config.contaminate.max_tokens, lm.max_tokens or sys.maxsize)
-        read = training_documents(lm.tokenizer, [self.chats[i] for i in positions], rendering, most)
-        return [one for one in read if not isinstance(one, Unreadable)]  # `read_documents` left out all others
+    def without(self, reasons: Mapping[int, str]) -> Documents:
+        """The documents without those at some positions, which are counted by their reasons.
+
+        Raises:
+            UserError: none is left.
+        """
+        kept = [i for i in range(len(self)) if i not in reasons]
+        left_out = Counter(self.left_out) + Counter(reasons.values())
+        if not kept:
+            raise _none_left(left_out)
+        return Documents(
+            [self.ids[i] for i in kept],
+            [self.texts[i] for i in kept],
+            [self.groups[i] for i in kept],
+            self.family[kept],
+            dict(left_out),
+            None if self.pictures is None else [self.pictures[i] for i in kept],
+            None if self.chats is None else [self.chats[i] for i in kept],
+            self.kind,
+        )
 
     def read(self, changed: TransformConfig | None) -> list[str]:
         """The texts as read by an audit with this text transform."""
@@ -180,11 +185,8 @@ def documents_in(corpus: CorpusConfig, config: TrialConfig, limit: int | None) -
         yield from read_shard(shard)
 
 
-def read_documents(config: TrialConfig, limit: int | None = None, points: Sequence[Point] = ()) -> Documents:
+def read_documents(config: TrialConfig, limit: int | None = None) -> Documents:
     """Read the documents of a trial. Bad ones, texts and captions of one word and repeated ids are left out, counted.
-
-    Chats of which a point of the sweep can learn or score nothing are left out too, such as those whose answers begin
-    behind `max_tokens`.
 
     Raises:
         UserError: a bad file or column, a damaged file, or no documents.
@@ -206,11 +208,8 @@ def read_documents(config: TrialConfig, limit: int | None = None, points: Sequen
             earlier_ids.add(document.doc_id)
             kept.append(document)
             sketches.append(content)
-    for place, reason in reversed(_unlearnable(kept, [config, *(point.config for point in points)]).items()):
-        left_out[reason] += 1
-        del kept[place], sketches[place]
     if not kept:
-        raise UserError(f"no documents to try on; left out: {dict(left_out)}")
+        raise _none_left(left_out)
     family = near_families(stack_sketches(sketches), config.near_copies)
     return Documents(
         [document.doc_id for document in kept],
@@ -224,30 +223,8 @@ def read_documents(config: TrialConfig, limit: int | None = None, points: Sequen
     )
 
 
-def _unlearnable(documents: Sequence[Document], configs: Sequence[TrialConfig]) -> dict[int, str]:
-    """The reason of each chat that a training or an audit cannot read, by ascending position."""
-    chats, reasons = [document.chat for document in documents if document.chat is not None], dict[int, str]()
-    settings = [[one.model, one.chat, one.max_tokens, one.contaminate.max_tokens] for one in configs]
-    for config in {repr(given): config for given, config in zip(settings, configs, strict=True)}.values():
-        if (rendering := chat_rendering(config)) is None:
-            continue
-        positions = check_model(config.model)["max_tokens"] or sys.maxsize
-        most = min(config.max_tokens, config.contaminate.max_tokens, positions)
-        read = training_documents(open_tokenizer(config.model), chats, rendering, most)
-        reasons |= {place: one.reason for place, one in enumerate(read) if isinstance(one, Unreadable)}
-    return dict(sorted(reasons.items()))
-
-
-def chat_rendering(config: TrialConfig) -> ChatSettings | None:
-    """The rendering of the chats that a trial trains on; None where the documents are no chats.
-
-    Raises:
-        UserError: as `chat_settings`.
-    """
-    if not config.documents.has_chats:
-        return None
-    files: dict[str, str] = {role: role for role in ("audit", *config.roles())}
-    return chat_settings(trial_audit(config, config.model, files), ())
+def _none_left(left_out: Mapping[str, int]) -> UserError:
+    return UserError(f"no documents to try on; left out: {dict(left_out)}")
 
 
 def _sketch(document: Document, changed: TransformConfig | None) -> bytes | None:

@@ -26,7 +26,7 @@ from pipeline.training.memory import batch_loss
 from pipeline.training.train import FinetuneConfig, train
 from pipeline.training.training_documents import ScoredTokens, from_table, to_table, training_documents
 from pipeline.trial.config import build_trial
-from pipeline.trial.trial import plan_contamination
+from pipeline.trial.trial import learnable, learnt_documents, plan_contamination
 from pipeline.trial.trial_documents import read_documents
 from ray_jobs.finetune import AdapterJob, train_adapters
 from tests.helpers import chat_templates as templates
@@ -349,7 +349,7 @@ def test_prompts_and_completions_reach_the_audit_of_a_trial_as_they_were(chat_mo
     back = [read_completion(row["prompt"], row["completion"]) for row in table.to_pylist()]
     assert back == documents.chats
     lm = opened(chat_model)
-    learnt = documents.learnt(config, np.arange(12), lm)
+    learnt = learnt_documents(documents, config, np.arange(12), lm)
     answer = lm.tokenizer(f"{talk(0)[1]['content']}<|im_end|>", add_special_tokens=False)["input_ids"]
     assert isinstance(learnt[0], ScoredTokens)
     assert learnt[0].predicted == len(answer), "an answer of the prompt is not learnt"
@@ -360,7 +360,7 @@ def test_the_weights_of_a_trial_depend_on_the_template_and_on_what_is_scored(cha
     path = write_rows(tmp_path / "chats.jsonl", [{"id": f"c{seed}", "messages": talk(seed)} for seed in range(30)])
     sweep = {"chat": [None, {"score": "all"}, {"template": str(tmp_path / "phi.jinja")}]}
     config, points = build_trial(trial(tmp_path, chat_model, {"path": path, "messages": "messages"}, sweep=sweep))
-    documents = read_documents(config, points=points)
+    documents = learnable(read_documents(config), [point.config for point in points])
     planned = [plan_contamination(point.config, config, documents, 0) for point in points]
     assert len({one.folder for one in planned}) == 3
     swapped = read_documents(config)
