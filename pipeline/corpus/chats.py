@@ -24,6 +24,16 @@ class Turn:
     content: str
     others: Mapping[str, Any] = field(default_factory=dict)  # other fields, such as tool_calls, for the template
 
+    @property
+    def blank(self) -> bool:
+        """Whether the content is blank."""
+        return not self.content.strip()
+
+    @property
+    def unscored(self) -> bool:
+        """Whether its `weight` is 0: trainers leave out such answers."""
+        return self.others.get("weight") in (0, "0")
+
     def message(self, content: str | None = None) -> dict[str, Any]:
         """The message as templates receive it, perhaps with another content."""
         return {"role": self.role, **self.others, "content": self.content if content is None else content}
@@ -31,7 +41,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a document. At least one is of the assistant, and the last of these is not blank."""
+    """The messages of a document. At least one is an answer to score, and the last of these is not blank."""
 
     turns: tuple[Turn, ...]
     prompt: int = 0  # number of turns of a prompt, whose answers are not scored
@@ -42,18 +52,24 @@ class Conversation:
         return "\n\n".join(turn.content for turn in self.turns)
 
     @property
+    def answers(self) -> list[int]:
+        """The numbers from 0 of the turns to score: of the assistant, behind the prompt, with a weight or none."""
+        turns = enumerate(self.turns)
+        return [at for at, turn in turns if turn.role == ASSISTANT and at >= self.prompt and not turn.unscored]
+
+    @property
     def sides(self) -> tuple[str, str]:
-        """All contents but the answers behind the prompt, and these answers."""
-        scored = [turn.role == ASSISTANT and number >= self.prompt for number, turn in enumerate(self.turns)]
+        """All contents but the answers to score, and these answers."""
+        scored = {*self.answers}
         return (
-            "\n\n".join(turn.content for turn, answer in zip(self.turns, scored, strict=True) if not answer),
-            "\n\n".join(turn.content for turn, answer in zip(self.turns, scored, strict=True) if answer),
+            "\n\n".join(turn.content for number, turn in enumerate(self.turns) if number not in scored),
+            "\n\n".join(turn.content for number, turn in enumerate(self.turns) if number in scored),
         )
 
     @property
     def answered(self) -> bool:
-        """Whether the last turn of the assistant is not blank."""
-        return bool(next(turn.content.strip() for turn in reversed(self.turns) if turn.role == ASSISTANT))
+        """Whether the last answer to score is not blank."""
+        return not self.turns[self.answers[-1]].blank
 
     def changed(self, change: Callable[[str], str]) -> Conversation:
         """The conversation with a change of every content."""
@@ -112,16 +128,20 @@ def _read_turns(value: Any, what: str) -> list[Turn] | Unreadable:
 
 def _checked(turns: Sequence[Turn], prompt: int = 0) -> Conversation | Unreadable:
     """The conversation of some turns, if the assistant answers in it behind the prompt."""
-    answers = [number for number, turn in enumerate(turns, 1) if turn.role == ASSISTANT and number > prompt]
-    if not answers:
-        return _not_chat(f"{len(turns)} turns, none of the assistant{' behind the prompt' * bool(prompt)}")
-    if not turns[answers[-1] - 1].content.strip():
-        return _not_chat(f"turn {answers[-1]}: the last answer is empty")
-    return Conversation(tuple(turns), prompt)
+    conversation = Conversation(tuple(turns), prompt)
+    if not conversation.answers:
+        unscored = any(turn.role == ASSISTANT and turn.unscored for turn in turns)
+        others = f"{' behind the prompt' * bool(prompt)}{' with a weight other than 0' * unscored}"
+        return _not_chat(f"{len(turns)} turns, none of the assistant{others}")
+    if not conversation.answered:
+        return _not_chat(f"turn {conversation.answers[-1] + 1}: the last answer is empty")
+    return conversation
 
 
 def _read_turn(message: Any) -> Turn | str:
     """The turn of a message, or why it has none."""
+    if isinstance(message, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in message):
+        message = dict(message)  # of a map of Arrow
     if not isinstance(message, Mapping):
         return f"{type(message).__name__}, not a message with role and content"
     given = {name: value for name, value in message.items() if value is not None}

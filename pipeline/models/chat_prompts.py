@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from pipeline.corpus.chats import ASSISTANT, Conversation, Turn
+from pipeline.corpus.chats import Conversation, Turn
 from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.scripts import by_characters, count_units
@@ -61,7 +61,7 @@ def _rendered_prompt(
     template: ChatTemplate, conversation: Conversation, made: RenderedChat, tokens: Tokens, max_tokens: int
 ) -> AnswerPrompt | Unreadable:
     """What a model continues of a rendered conversation."""
-    if made.turns[-1] != _last_answer(conversation):
+    if made.turns[-1] != conversation.answers[-1]:
         return Unreadable(Reason.NO_SPAN, "the chat template leaves out the last answer")
     start, stop = made.answers[-1][0][0], made.answers[-1][-1][1]
     if tokens.kept <= start:
@@ -80,7 +80,7 @@ def sent_prompt(conversation: Conversation, max_tokens: int) -> AnswerPrompt | U
         conversation: conversation with an answer.
         max_tokens: maximum number of words of all contents up to the answer; what lies behind is not compared.
     """
-    last = _last_answer(conversation)
+    last = conversation.answers[-1]
     before = "".join(f"{turn.content}\n\n" for turn in conversation.turns[:last])
     messages = [_message(turn) for turn in conversation.turns[:last]]
     if not messages:
@@ -96,11 +96,6 @@ def sent_prompt(conversation: Conversation, max_tokens: int) -> AnswerPrompt | U
         message = f"max_tokens, which is {max_tokens:,} here, ends before the last answer behind {words:,} words"
         return Unreadable(Reason.TOO_SHORT, message)
     return _checked(AnswerPrompt(before, text[len(before) : kept].strip(), messages=messages), max_tokens)
-
-
-def _last_answer(conversation: Conversation) -> int:
-    """The index of the last turn of the assistant."""
-    return max(number for number, turn in enumerate(conversation.turns) if turn.role == ASSISTANT)
 
 
 def _message(turn: Turn) -> dict[str, Any]:

@@ -6,18 +6,20 @@ itself, so that the two renderings are aligned from left to right, position by p
 turn. Where the template changes the content of another turn, each answer is located by a rendering with a probe in its
 place alone.
 
-The span of an answer is the part of its content that the template rendered. Reasoning in `<think>` tags is a piece of
-its own, which templates may remove. The token that ends the turn is scored with the answer, if it follows the answer
-with nothing but white space between them, and if the template also ends a conversation with it.
+The span of an answer is the part of its content that the template rendered. Contents are split at tags, which are
+`<think>` and those that the template's own text names: what stands between them are pieces, such as reasoning, which
+templates may remove. The token that ends the turn is scored with the answer, if it follows the answer with nothing but
+white space between them. Tokens that end a turn are found by a conversation of two questions: a template ends it with
+them, or writes them behind the first answer, but not before the first question as well.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 from pipeline.config.models import ModelConfig
@@ -28,10 +30,11 @@ from pipeline.errors import UserError, error_line
 from pipeline.models.chat_rendering import CLOCK, IsolatedTemplate, RenderingLimitError, Template
 from pipeline.models.tokens import Span, Tokens, plain_ids, tokenize_rendered
 
-RENDERING = 1
+RENDERING = 2
 """Version of the rendering and of the location of answers, which is in the fingerprint of scores."""
 
-_TAG = re.compile("(</?think>)")
+_THINK = ("<think>", "</think>")
+_TAGS = re.compile(r"<[^<>\n]{1,64}>|\[[^\[\]\n]{1,64}\]")
 _EDGES = (None, "\n", "")  # characters that a template strips from an end: white space, line breaks, none
 _ALONE = 256  # answers that may be located one by one
 _COUNTED = 1 << 20  # characters before an answer whose tokens are counted for a message
@@ -78,6 +81,10 @@ class ReadChat:
     scored: list[bool]  # of each token from the second on; at least one is
     answers: str  # the scored characters, without ends of turns
     removed: int = 0  # as in `RenderedChat`
+
+
+_Part = tuple[int, int, int]
+"""A part of an answer that is rendered: its first character in the content and in the text, and its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +149,9 @@ class ChatTemplate:
             IsolatedTemplate(template, variables, file) if file else Template(template, variables)
         )
         self._named = f"the chat template {file}" if file else "the chat template"
-        self._whole = whole
+        self._whole, self._in_parts = whole, False
         self.tokenizer = tokenizer
+        self._tags = _tag_pattern(template)
         special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special | set(tokenizer.all_special_ids)
         texts = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(self._special)]
@@ -157,7 +165,7 @@ class ChatTemplate:
 
     @property
     def ends(self) -> frozenset[int]:
-        """The id of the token that ends a turn of the assistant; none if the template has none."""
+        """The ids of the tokens that end a turn of the assistant; none if the template has none."""
         return self._ends
 
     def holds_control(self, conversation: Conversation) -> bool:
@@ -174,25 +182,26 @@ class ChatTemplate:
     def rendered(self, conversation: Conversation) -> RenderedChat | Unreadable:
         """The rendered conversation, with the places of its answers."""
         try:
-            text = self._template.render([turn.message() for turn in conversation.turns])
+            text = self._render([turn.message() for turn in conversation.turns])
         except UserError:  # a template that is ended at every conversation
             raise
         except RenderingLimitError as error:
             return Unreadable(Reason.NOT_CHAT, f"{self._named} {error}")
         except Exception as error:  # templates raise errors of their own, and any error of an expression
             return Unreadable(Reason.NOT_CHAT, f"{self._named} raises: {error_line(error, _MESSAGE)}")
-        numbers = range(len(conversation.turns))
-        answers = [number for number in numbers if conversation.turns[number].role == ASSISTANT]
-        answers = [number for number in answers if number >= conversation.prompt]
-        places = self._aligned(conversation, text, numbers)
+        answers = conversation.answers
+        places = self._aligned(conversation, text, range(len(conversation.turns)))
         if places is None and len(answers) <= _ALONE:
             each = [self._aligned(conversation, text, [number]) for number in answers]
             places = None if None in each else {piece: at for one in each if one for piece, at in one.items()}
         if places is None:
             return Unreadable(Reason.NO_SPAN, f"{self._named} renders another text than the contents of its turns")
-        pieces = [list(_pieces(conversation, number)) for number in answers]
-        spans = [tuple(_spans(conversation, text, some, places)) for some in pieces]
+        pieces = [list(_pieces(conversation, number, self._tags)) for number in answers]
+        contents = [conversation.turns[number].content for number in answers]
+        parts = [_rendered_pieces(some, places, content, text) for some, content in zip(pieces, contents, strict=True)]
+        spans = [_spans(content, text, some, self._tags) for some, content in zip(parts, contents, strict=True)]
         removed = sum(piece not in places for piece in chain(*pieces))
+        removed += sum(not some and bool(content.strip()) for content, some in zip(contents, pieces, strict=True))
         if not any(spans):
             return Unreadable(Reason.NO_SPAN, f"{self._named} renders no answer of the assistant")
         kept = [(some, number) for some, number in zip(spans, answers, strict=True) if some]
@@ -229,18 +238,24 @@ class ChatTemplate:
         message = f"max_tokens, which is {max_tokens:,} here, ends before the {which} answer at {where}"
         return Unreadable(Reason.TOO_SHORT, message)
 
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of some messages, their contents in the form that the template takes."""
+        if self._in_parts:
+            messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
+        return self._template.render(messages)
+
     def _aligned(self, conversation: Conversation, text: str, numbers: Collection[int]) -> dict[_Piece, Span] | None:
         """The places of the contents of some turns in the rendered text; None if the text does not align.
 
         A piece that the template left out has no place.
         """
         mark = f"s{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}n"
-        pieces = [piece for number in numbers for piece in _pieces(conversation, number)]
+        pieces = [piece for number in numbers for piece in _pieces(conversation, number, self._tags)]
         messages = [turn.message() for turn in conversation.turns]
         for number, content in _probed(conversation, pieces, mark).items():
             messages[number]["content"] = content
         try:
-            first, *rest = re.split(f"{mark}([0-9]+)s", self._template.render(messages))
+            first, *rest = re.split(f"{mark}([0-9]+)s", self._render(messages))
         except Exception:  # a template that refuses the probes
             return None
         order = [pieces[int(number)] for number in rest[::2]]
@@ -257,22 +272,41 @@ class ChatTemplate:
         return places if at == len(text) else None
 
     def _turn_ends(self) -> frozenset[int]:
-        """The special token that ends a conversation of a question and an answer; none if the template has none."""
-        question, answer = "What is it", "It is this"
-        try:
-            text = self._template.render(
-                [{"role": "user", "content": question}, {"role": ASSISTANT, "content": answer}]
-            )
-        except Exception:  # a template for other conversations
-            return frozenset()
-        behind = plain_ids(self.tokenizer, text.rpartition(answer)[2].strip()) if answer in text else []
-        return frozenset(behind[:1]) & self._special
+        """The tokens that end a turn; none if the template has none. Also finds the form of contents that it takes."""
+        contents = ("What is it", "It is this", "And what else", "Also that")
+        roles = ("user", ASSISTANT) * 2
+        for self._in_parts, turns in product((False, True), (4, 2)):
+            messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
+            try:
+                text = self._render(messages[:turns])
+            except RenderingLimitError:
+                break
+            except Exception:  # a template for other conversations
+                continue
+            between = re.split("|".join(contents[:turns]), text)
+            if len(between) == turns + 1:
+                return self._ends_between(between)
+        self._in_parts = False
+        return frozenset()
+
+    def _ends_between(self, between: Sequence[str]) -> frozenset[int]:
+        """The tokens that end a turn, given what a template writes before, between and behind questions and answers."""
+        first = [frozenset(plain_ids(self.tokenizer, text.strip())[:1]) for text in between]
+        begins = len(between) > 3 and between[0].endswith(between[2].lstrip())  # a question, also the first one
+        behind = frozenset() if begins and first[1] != first[2] else first[2]
+        return (first[-1] | behind) & (self._special | set(self.tokenizer.added_tokens_decoder))
 
     def _read(self, made: RenderedChat, tokens: Tokens, max_tokens: int) -> ReadChat | Unreadable:
         """A rendered conversation with its tokens."""
         scored = self._scored(made, tokens)
         kept = [(start, min(stop, tokens.kept)) for start, stop in chain(*made.answers) if start < tokens.kept]
         if not any(scored):
+            start = made.answers[0][0][0]
+            if start < tokens.kept:
+                message = (
+                    f"no token begins in an answer; that of the first one begins before it, at character {start:,}"
+                )
+                return Unreadable(Reason.TOO_SHORT, message)
             return self.cut_before(made, 0, max_tokens)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
@@ -297,25 +331,33 @@ class ChatTemplate:
         return scored[1:]
 
 
-def _pieces(conversation: Conversation, number: int) -> Iterator[_Piece]:
-    """The pieces of the content of a turn, without tags and blank parts."""
-    at = 0
-    for part in _TAG.split(conversation.turns[number].content):
-        if part.strip() and not _TAG.fullmatch(part):
+def _tag_pattern(template: str) -> re.Pattern[str]:
+    """Tags at which contents are split, in a group: those of reasoning, and those in the text of a template."""
+    tags = sorted({*_THINK, *_TAGS.findall(template)}, key=lambda tag: (-len(tag), tag))
+    return re.compile(f"({'|'.join(map(re.escape, tags))})")
+
+
+def _pieces(conversation: Conversation, number: int, tags: re.Pattern[str]) -> Iterator[_Piece]:
+    """The pieces of the content of a turn, without tags and blank parts; a content of other tags alone is one piece."""
+    at, content = 0, conversation.turns[number].content
+    parts = tags.split(content)
+    if not any(map(str.strip, parts[::2])) and not any(tag in content for tag in _THINK):
+        parts = [content]
+    for place, part in enumerate(parts):
+        if place % 2 == 0 and part.strip():
             yield _Piece(number, at, part)
         at += len(part)
 
 
 def _probed(conversation: Conversation, pieces: Sequence[_Piece], mark: str) -> dict[int, str]:
     """The contents of turns with probes in the place of pieces, by the number of the turn."""
-    made: dict[int, str] = {}
+    made: dict[int, list[str]] = {}
     ends: dict[int, int] = {}
     for number, piece in enumerate(pieces):
-        content = conversation.turns[piece.turn].content
-        between = content[ends.get(piece.turn, 0) : piece.start]
-        made[piece.turn] = f"{made.get(piece.turn, '')}{between}{mark}{number}s"
+        between = conversation.turns[piece.turn].content[ends.get(piece.turn, 0) : piece.start]
+        made.setdefault(piece.turn, []).append(f"{between}{mark}{number}s")
         ends[piece.turn] = piece.start + len(piece.text)
-    return {turn: text + conversation.turns[turn].content[ends[turn] :] for turn, text in made.items()}
+    return {turn: "".join((*some, conversation.turns[turn].content[ends[turn] :])) for turn, some in made.items()}
 
 
 def _stripped(piece: str) -> list[str]:
@@ -327,29 +369,71 @@ def _stripped(piece: str) -> list[str]:
     )
 
 
-def _spans(
-    conversation: Conversation, text: str, pieces: Sequence[_Piece], places: Mapping[_Piece, Span]
-) -> Iterator[Span]:
-    """The rendered parts of an answer; tags between or before pieces belong to it if they are those of the content."""
-    span: Span | None = None
-    done = 0  # end of the last rendered piece in the content
+def _rendered_pieces(
+    pieces: Iterable[_Piece], places: Mapping[_Piece, Span], content: str, text: str
+) -> Iterator[_Part]:
+    """The rendered pieces of an answer."""
     for piece in pieces:
-        if piece not in places:
-            continue
-        start, stop = places[piece]
-        content = conversation.turns[piece.turn].content
-        begin = content.index(text[start:stop], piece.start)
-        before = content[done:begin]
-        if span is not None and text[span[1] : start] == before:
-            span = (span[0], stop)
-        else:
-            if span is not None:
-                yield span
-            tagged = piece.start > 0 and text.endswith(before, 0, start) and _TAG.search(before)
-            span = (start - len(before) if tagged else start, stop)
-        done = begin + stop - start
-    if span is not None:
-        yield span
+        if piece in places:
+            start, stop = places[piece]
+            yield content.index(text[start:stop], piece.start), start, stop - start
+
+
+def _spans(content: str, text: str, pieces: Iterable[_Part], tags: re.Pattern[str]) -> tuple[Span, ...]:
+    """The rendered parts of an answer: its pieces, and those of its tags that are rendered between and beside them."""
+    parts, done, last = list[_Part](), 0, -1
+    for begin, start, length in pieces:
+        some = [(tag.start(), tag.group()) for tag in tags.finditer(content, done, begin)]
+        parts += _tags_before(text, start, some) if last < 0 else _tags_between(text, last, start, some)
+        parts.append((begin, start, length))
+        done, last = begin + length, start + length
+    if not parts:
+        return ()
+    following = list(_tags_behind(text, last, [(tag.start(), tag.group()) for tag in tags.finditer(content, done)]))
+    parts += following
+    spans, done = list[Span](), 0
+    for begin, start, length in parts:
+        meets = spans and text[spans[-1][1] : start] == content[done:begin]
+        spans.append((spans.pop()[0] if meets else start, start + length))
+        done = begin + length
+    behind = content[done:]
+    start, stop = spans[-1]
+    if following and behind.isspace() and text.startswith(behind, stop):
+        spans[-1] = start, stop + len(behind)
+    return tuple(spans)
+
+
+def _tags_before(text: str, start: int, tags: Sequence[tuple[int, str]]) -> list[_Part]:
+    """Those of some tags of a content that end at a place of the text, with blanks between them."""
+    parts = list[_Part]()
+    for begin, tag in reversed(tags):
+        while text[start - 1 : start].isspace():
+            start -= 1
+        if not text.endswith(tag, 0, start):
+            break
+        start -= len(tag)
+        parts.insert(0, (begin, start, len(tag)))
+    return parts
+
+
+def _tags_between(text: str, start: int, stop: int, tags: Sequence[tuple[int, str]]) -> Iterator[_Part]:
+    """Those of some tags of a content that stand between two places of the text."""
+    for begin, tag in tags:
+        at = text.find(tag, start, stop)
+        if at >= 0:
+            yield begin, at, len(tag)
+            start = at + len(tag)
+
+
+def _tags_behind(text: str, start: int, tags: Sequence[tuple[int, str]]) -> Iterator[_Part]:
+    """Those of some tags of a content that begin at a place of the text, with blanks between them."""
+    for begin, tag in tags:
+        while text[start : start + 1].isspace():
+            start += 1
+        if not text.startswith(tag, start):
+            return
+        yield begin, start, len(tag)
+        start += len(tag)
 
 
 def _beginnings(tokenizer: Any, text: str, tokens: Tokens) -> list[int]:

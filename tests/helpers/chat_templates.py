@@ -79,3 +79,31 @@ def chat_tokenizer(folder: Path, template: str | None = None) -> Any:
     tokenizer.add_special_tokens({"additional_special_tokens": list(CONTROL)})
     tokenizer.chat_template = template
     return tokenizer
+
+
+HARMONY = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + message['content'] }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}{% else %}"
+    "{{ '<|start|>' + message['role'] + '<|message|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+BETWEEN = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|start|>' + message['role'] + '<|message|>' }}"
+    "{{ message['content'] }}{% if not loop.last %}"
+    "{{ '<|end|>' if message['role'] == 'assistant' else '<|call|>' }}{% endif %}{% endfor %}"
+)
+ROLES_ONLY = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|User|>' if message['role'] == 'user' else '<|Assistant|>' }}{{ '\\n' + message['content'] }}{% endfor %}"
+)
+IN_PARTS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+)
+OWN_TAGS = (
+    "{% set open, close = '<seed:think>', '</seed:think>' %}{% for message in messages %}"
+    "{% set content = message['content'] %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' and close in content %}{% if loop.last %}"
+    "{{ open + content.split(close)[0].split(open)[-1] + close }}{% endif %}"
+    "{{ content.split(close)[-1] }}{% else %}{{ content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+)

@@ -50,8 +50,12 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
     if source.has_chats:
         for column in filter(None, (source.content, source.completion)):
             kind = _column_type(schema, column)
-            if not _is_text(kind) and not (_is_list(kind) and pa.types.is_struct(kind.value_type)):
-                raise UserError(f"column {column!r} in {name} holds {kind}, not lists of messages")
+            held = kind.value_type if _is_list(kind) else None
+            if not _is_text(kind) and not (held and (pa.types.is_struct(held) or pa.types.is_map(held))):
+                raise UserError(
+                    f"column {column!r} in {name} holds {kind}, not lists of messages {{role, content}}, nor JSON "
+                    "texts of such lists"
+                )
         return
     if source.companions:
         if not listed or pa.types.is_fixed_size_list(kind) or not _is_text(kind.value_type):
