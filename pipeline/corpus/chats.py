@@ -89,7 +89,7 @@ def read_conversation(value: Any) -> Conversation | Unreadable:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return _not_chat("text that is no JSON list of messages")
+            return _not_chat("text that is no JSON list of messages (prompt with completion reads columns of texts)")
     turns = _read_turns(value, "messages")
     return turns if isinstance(turns, Unreadable) else _checked(turns)
 
@@ -147,7 +147,8 @@ def _read_turn(message: Any) -> Turn | str:
     given = {name: value for name, value in message.items() if value is not None}
     name, key = ("role", "content") if "role" in given else ("from", "value")
     if name not in given:
-        return f"no role (fields: {', '.join(map(str, message)):.80})"
+        nulls = [key for key in ("role", "from") if key in message]
+        return f"{nulls[0]} is null" if nulls else f"no role (fields: {', '.join(map(str, message)):.80})"
     role = _ROLE_OF.get(given[name]) if isinstance(given[name], str) else None
     if role is None:
         return f"unknown role {given[name]!r:.40} (roles: {', '.join(_ROLE_OF)})"

@@ -35,6 +35,7 @@ RENDERING = 2
 
 _THINK = ("<think>", "</think>")
 _TAGS = re.compile(r"<[^<>\n]{1,64}>|\[[^\[\]\n]{1,64}\]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _EDGES = (None, "\n", "")  # characters that a template strips from an end: white space, line breaks, none
 _ALONE = 256  # answers that may be located one by one
 _COUNTED = 1 << 20  # characters before an answer whose tokens are counted for a message
@@ -189,6 +190,8 @@ class ChatTemplate:
             return Unreadable(Reason.NOT_CHAT, f"{self._named} {error}")
         except Exception as error:  # templates raise errors of their own, and any error of an expression
             return Unreadable(Reason.NOT_CHAT, f"{self._named} raises: {error_line(error, _MESSAGE)}")
+        if not text.isascii() and (broken := _SURROGATE.search(text)):  # of a field other than the content
+            return Unreadable(Reason.NOT_CHAT, f"{self._named} renders {broken[0]!r}, which is not valid Unicode text")
         answers = conversation.answers
         places = self._aligned(conversation, text, range(len(conversation.turns)))
         if places is None and len(answers) <= _ALONE:

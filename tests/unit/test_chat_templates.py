@@ -140,6 +140,21 @@ def test_answers_with_a_weight_of_0_are_left_out(tokenizer: Any) -> None:
     assert last.message == "turn 6: the last answer is empty"
 
 
+def test_a_surrogate_in_another_field_than_the_content_is_no_text(tokenizer: Any) -> None:
+    template = ChatTemplate("{{ messages[1]['reason'] }}" + templates.CHATML, tokenizer)
+    talks = [[*TALK[:1], {**TALK[1], "reason": reason}] for reason in ("\ud800", "\U0001f600")]
+    broken, whole = template.read([conversation(talk) for talk in talks], 100)
+    assert isinstance(broken, Unreadable)
+    assert broken.message == "the chat template renders '\\ud800', which is not valid Unicode text"
+    assert isinstance(whole, ReadChat)
+
+
+def test_a_null_role_is_named() -> None:
+    refused = read_conversation([{"role": None, "content": "a"}, *TALK])
+    assert isinstance(refused, Unreadable)
+    assert refused.message == "turn 1: role is null"
+
+
 def test_messages_may_be_maps_of_arrow() -> None:
     kind = pa.list_(pa.map_(pa.string(), pa.string()))
     (value,) = pa.array([[list(one.items()) for one in TALK]], kind).to_pylist()
