@@ -11,6 +11,9 @@ columns of `camia` over those of `loss` of the same tokens, each text three time
 
 With `--windows`, instead: the speed of texts of four windows over that of as many documents of the length of a window
 each, with the same tokens; and the seconds to tokenize a text of 2 MB into windows over those of tokenizing it once.
+
+With `--chats`, instead: the speed of conversations of four turns, rendered by the model's chat template and scored on
+their answers, over that of plain texts with the same token ids; and the same of their preparation alone.
 """
 
 from __future__ import annotations
@@ -34,16 +37,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.small_model import fast_type, smollm2_file
 from pipeline.config.audit import DetectorEntry
 from pipeline.config.models import ModelConfig
+from pipeline.corpus.chats import ASSISTANT, Conversation, Turn
+from pipeline.corpus.documents import Document
 from pipeline.detectors.base import Detector, Evidence, plan_passes
 from pipeline.detectors.camia import Signal
-from pipeline.detectors.registry import parse_detectors
+from pipeline.detectors.registry import DetectorChoice, parse_detectors
 from pipeline.errors import UserError
+from pipeline.models.chat_templates import ChatSettings, chat_template
+from pipeline.models.devices import Device
 from pipeline.models.load import LanguageModel, open_model
 from pipeline.models.opened import use_fused_attention
+from pipeline.models.sharing import Adapters, SharedModels
 from pipeline.models.tokens import Cut, repeated, tokenize
 from pipeline.models.windows import tokenize_windows
 from pipeline.passes.forward import forward
 from pipeline.passes.parts import PassSizes, windows_in_parts
+from pipeline.stages import SCORE_FOLDER, SCORING
+from pipeline.stages.base import Entry, Output, Placement, Stage
+from pipeline.stages.chat_scoring import ChatScorer
+from pipeline.stages.score import Inputs, Scorer, ScoreSettings, score_schema
+from pipeline.stages.worker import longest_first, prepare
 
 BASIC: list[DetectorEntry] = ["loss", "zlib", "min_k", "min_k_plus_plus"]
 CAMIA: list[DetectorEntry] = [{"camia": {"signal": list(get_args(Signal)), "of": ["first", "difference"]}}]
@@ -272,6 +285,80 @@ def windows(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+TURNS = 4
+
+
+def conversations(texts: Sequence[str]) -> list[Conversation]:
+    """Conversations of `TURNS` turns: each text is a question, its first half, and an answer."""
+    halves = [part for text in texts for part in (text[: len(text) // 2], text[len(text) // 2 :])]
+    turns = [Turn(ASSISTANT if place % 2 else "user", part) for place, part in enumerate(halves)]
+    return [Conversation(tuple(turns[start : start + TURNS])) for start in range(0, len(turns), TURNS)]
+
+
+def chats(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Ratios of seconds, medians over the rounds, of plain texts and of conversations with the same token ids."""
+    model = ModelConfig(path=str(smollm2_file()), dtype=arguments.dtype or "float32")
+    gpus, shared = int(arguments.device == "cuda"), SharedModels(alone=True)
+    opened = shared.copy_model(open_model, model, gpus)
+    template = chat_template(opened.tokenizer, model)
+    settings = ChatSettings({"target": template})
+    made = conversations(wikimia(arguments.texts // 2 * 2))
+    rendering = settings.open("target", opened.tokenizer)
+    rendered = [rendering.rendered(chat).text for chat in made]  # type: ignore[union-attr]
+    columns = [detector.column for detector in parse_detectors(BASIC)]
+    tokens = arguments.batch_tokens or BATCH_TOKENS[arguments.device]
+
+    def scorer(kind: type[Scorer], chat: ChatSettings | None) -> Scorer:
+        of = ScoreSettings(
+            model, None, DetectorChoice(tuple(BASIC)), None, None, MAX_TOKENS, tokens, tokens, Device(gpus).mark,
+            chat=chat,
+        )  # fmt: skip
+        stage = Stage(SCORING, SCORE_FOLDER, score_schema(columns), of, None, 0, kind, lambda _: {"model": ""})
+        one = kind(stage, Placement(gpus, torch.get_num_threads(), shared))
+        one.adapters = Adapters(opened, {}, "", "")
+        return one
+
+    jobs = {
+        "plain": (scorer(Scorer, None), [Document(row, str(row), text, None) for row, text in enumerate(rendered)]),
+        "chats": (
+            scorer(ChatScorer, settings),
+            [Document(row, str(row), chat.text, None, chat=chat) for row, chat in enumerate(made)],
+        ),
+    }
+    clocks, read = [_Clock(opened.device) for _ in range(arguments.rounds + 1)], dict[str, int]()
+    for number, clock in enumerate(clocks):
+        batches_of: dict[str, list[list[Entry]]] = {}
+        outputs = {name: Output() for name in jobs}
+        for name, (worker, documents) in jobs.items():
+            prepared = lambda: prepare(worker, documents, Inputs("audit"), outputs[name])  # noqa: B023, E731
+            entries = clock.time(f"{name}, preparation", prepared)
+            batches_of[name] = list(longest_first(entries, worker.batch_size))
+        for place, pair in enumerate(zip(*batches_of.values(), strict=True)):
+            both = list(zip(jobs, pair, strict=True))
+            for name, batch in both[:: 1 if (number + place) % 2 else -1]:
+                clock.time(name, lambda: jobs[name][0].work(batch, outputs[name]))  # noqa: B023
+        if refused := [one.refused for one in outputs.values() if one.refused]:
+            raise UserError(f"a document is refused: {next(iter(refused[0].values()))}")
+        read = {name: output.tokens for name, output in outputs.items()}
+    if len({*read.values()}) > 1:
+        raise UserError(f"the tokens differ: {read}")
+    seconds = {  # round 0 warms up
+        name: sum(map(statistics.median, zip(*(clock.seconds[name] for clock in clocks[1:]), strict=True)))
+        for name in clocks[0].seconds
+    }
+    whole = {name: seconds[name] + seconds[f"{name}, preparation"] for name in jobs}
+    return {
+        "benchmark": "scoring",
+        "chats": len(made),
+        "turns": TURNS,
+        "tokens": read["chats"],
+        "vs_plain_texts": round(whole["plain"] / whole["chats"], 3),
+        "vs_plain_texts_preparation": round(seconds["plain, preparation"] / seconds["chats, preparation"], 3),
+        "preparation_share": round(seconds["chats, preparation"] / whole["chats"], 4),
+        "rounds": arguments.rounds,
+    }
+
+
 def report(
     arguments: argparse.Namespace, seconds: dict[str, float], scores: dict[str, list[torch.Tensor]], tokens: int
 ) -> dict[str, Any]:
@@ -306,10 +393,16 @@ def report(
     }
 
 
+TEXTS: dict[Callable[[argparse.Namespace], dict[str, Any]], int] = {windows: 16, chats: 24}
+"""Texts, or windows, of a job by default; of others 256."""
+
+
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--texts", type=int, default=256, help="texts of WikiMIA")
+    parser.add_argument(
+        "--texts", type=int, help="texts of WikiMIA; 256, with --chats 24, and 16 windows with --windows"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="smollm2", help="smollm2, random-1b, or a path")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -319,8 +412,10 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, help="padded tokens in a batch")
     parser.add_argument("--costs", action="store_true", help="of etd and camia alone")
     parser.add_argument("--windows", action="store_true", help="of texts in windows alone")
+    parser.add_argument("--chats", action="store_true", help="of conversations alone")
     given = parser.parse_args()
-    job = windows if given.windows else costs if given.costs else measure
+    job = windows if given.windows else chats if given.chats else costs if given.costs else measure
+    given.texts = given.texts or TEXTS.get(job, 256)
     try:
         print(json.dumps(job(given)))
     except UserError as error:
