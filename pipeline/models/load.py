@@ -41,18 +41,20 @@ from pipeline.models.gguf_cache import Opened, is_small, unpacked, unpacked_sett
 from pipeline.models.merging import (
     NotMergedError,
     adapter_tokens,
+    add_tokens,
+    count_tokens,
     keep_beside,
     merge,
     refuse_by_settings,
-    refuse_other_tokens,
+    refuse_unset,
 )
 from pipeline.models.model_files import ADAPTER_CONFIG, adapter_files, file_digest, linked
-from pipeline.models.opened import LanguageModel, Seq2SeqModel, add_left_out_tail, use_fused_attention
+from pipeline.models.opened import LanguageModel, Seq2SeqModel, add_left_out_tail, embedding_rows, use_fused_attention
 from pipeline.models.picture_prompts import load_processor
 from pipeline.models.probe import check_causal, check_code, probe_logits
 from pipeline.models.settings import check_built
 from pipeline.models.stored import loaded_names, other_shapes, refuse_integers, refuse_misfit, stored_weights
-from pipeline.models.tokens import load_tokenizer
+from pipeline.models.tokens import adds_tokens, load_tokenizer, tokens_beside
 from pipeline.models.weight_dtypes import choose_model, processor_here, stored_bytes
 from pipeline.store.receipts import DIGEST, is_sealed, sealed
 
@@ -193,10 +195,10 @@ def check_model(config: ModelConfig, kind: Kind = "causal") -> dict[str, Any]:
             empty = _built_empty(config, loaded, kind)
     if empty is not None:
         _check_built(config, source, empty)
-        if config.adapter is not None:
-            _adapter_folder(config, family, empty)
         if not _is_packed(source, empty):
             _check_shapes(config, source, empty)
+        if config.adapter is not None:
+            add_tokens(empty, _count_tokens(config, empty, _adapter_folder(config, family)))
         if kind != "pictures" and family is not SEQ2SEQ:
             check_code(empty, tokenizer, config.shown)
     return {
@@ -319,16 +321,17 @@ def fingerprint_model(config: AnyModel) -> dict[str, str]:
     quieten()
     source = locate(config, weights=True)
     assert source.files is not None
-    weights = source.files.model_digest()
+    weights, tokenizer = source.files.model_digest(), source.files
     if config.adapter is not None:
         folder = locate_adapter(config)
         check_base(folder, weights, config.shown, source.files.earlier_digest())
-        adapter = adapter_files(folder, config.adapter_shown).model_digest()
-        weights = hashlib.sha256(f"{weights}+{adapter}".encode()).hexdigest()
+        of_adapter = adapter_files(folder, config.adapter_shown)
+        weights = hashlib.sha256(f"{weights}+{of_adapter.model_digest()}".encode()).hexdigest()
+        tokenizer = of_adapter if adds_tokens(config, source) else source.files
     dtype = dtype_name(config, source, None if source.gguf else read_model_config(config, source, "any"))
     return {
         "model": weights,
-        "tokenizer": source.files.tokenizer_digest(),
+        "tokenizer": tokenizer.tokenizer_digest(),
         "dtype": dtype,
         "quantization": _KINDS[config.quantization],
     }
@@ -422,27 +425,40 @@ def _quantization(config: ModelConfig, dtype: str) -> Any:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
 
 
-def _adapter_folder(config: ModelConfig, family: ModelFamily, model: Any | None = None) -> Path:
-    """The folder of the configured adapter, checked; with a model, perhaps without weights, its tokens are too.
+def _adapter_folder(config: ModelConfig, family: ModelFamily) -> Path:
+    """The folder of the configured adapter, checked.
 
     Raises:
-        UserError: as `check_adapter`, `refuse_by_settings` and `refuse_other_tokens`.
+        UserError: as `check_adapter` and `refuse_by_settings`.
     """
-    folder, shown = check_adapter(config, family.task), config.adapter_shown or ""
-    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    refuse_by_settings(settings, shown)
-    if model is not None:
-        refuse_other_tokens(model, settings, stored_weights(linked(adapter_files(folder, shown))), folder, shown)
+    folder = check_adapter(config, family.task)
+    refuse_by_settings(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), config.adapter_shown or "")
     return folder
+
+
+def _count_tokens(config: ModelConfig, model: Any, folder: Path) -> int:
+    """The number of tokens of a model with its adapter. Raises UserError as `count_tokens`."""
+    settings, shown = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")), config.adapter_shown or ""
+    stored = stored_weights(linked(adapter_files(folder, shown)))
+    return count_tokens(model, settings, stored, tokens_beside(folder), shown)
 
 
 def _load_with_adapter(config: ModelConfig, load: Callable[[], Opened], kind: Kind) -> Opened:
     """Load a model with its adapter, merged into the weights where this gives the logits of the adapter."""
     model, tokenizer = load()
-    family = model_family(model.config, kind)
-    folder = _adapter_folder(config, family, model)
-    with in_one_line(config, f"adapter {config.adapter_shown}"):
+    family, shown = model_family(model.config, kind), config.adapter_shown or ""
+    folder = _adapter_folder(config, family)
+    rows, tokens = embedding_rows(model), _count_tokens(config, model, folder)
+
+    def adapt(model: Any) -> Any:
+        add_tokens(model, tokens)
         adapted = load_adapter(model, folder, config.shown).eval()
+        if tokens > rows:
+            refuse_unset(adapted, rows, shown)
+        return adapted
+
+    with in_one_line(config, f"adapter {shown}"):
+        adapted = adapt(model)
         read = partial(_logits_of_probe, tokenizer, adapted.active_peft_config, family)
         try:
             return merge(adapted, read), tokenizer
@@ -451,8 +467,8 @@ def _load_with_adapter(config: ModelConfig, load: Callable[[], Opened], kind: Ki
         if changed:
             del model, adapted
             gc.collect()  # their modules refer to each other, and the weights are read again
-            adapted = load_adapter(load()[0], folder, config.shown).eval()
-        model = keep_beside(adapted, read, config.adapter_shown or "")
+            adapted = adapt(load()[0])
+        model = keep_beside(adapted, read, shown)
     _log.warning("adapter %s %s: it is computed beside the weights, which takes longer", config.adapter_shown, reason)
     return model, tokenizer
 

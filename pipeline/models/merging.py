@@ -14,13 +14,11 @@ An adapter that cannot be merged so, or whose base is quantized, stays beside th
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError, error_line
@@ -146,18 +144,19 @@ def _refused(method: str, shown: str) -> str:
     return f"adapter {shown}: a {method} adapter can be neither merged nor kept beside"
 
 
-def refuse_other_tokens(model: Any, settings: Mapping[str, Any], stored: Stored, folder: Path, shown: str) -> None:
-    """Refuse an adapter that was trained with other tokens than its base has, as with added ones.
+def count_tokens(model: Any, settings: Mapping[str, Any], stored: Stored, beside: int, shown: str) -> int:
+    """The number of tokens of a model with an adapter: more than its base has if the adapter was trained so.
 
     Args:
         model: base; its weights are not read.
         settings: content of adapter_config.json.
-        stored: its weights.
-        folder: its folder, with its tokenizer, if it has one.
+        stored: weights of the adapter.
+        beside: tokens of the tokenizer beside the adapter; 0 without one.
         shown: the adapter, for the error.
 
     Raises:
-        UserError: its weights are for another number of tokens, or it names or brings tokens beyond those of the base.
+        UserError: its weights are for another number of tokens, and it brings no tokenizer or not all of the weights of
+            the tokens that it adds.
     """
     rows = embedding_rows(model)
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
@@ -168,28 +167,53 @@ def refuse_other_tokens(model: Any, settings: Mapping[str, Any], stored: Stored,
             before, _, part = name.rpartition(f".{place}.")
             if before and len(shape) == 2 and part in _BY_TOKEN:
                 sizes.add(shape[_BY_TOKEN[part]])
-    tokens = max([*(size for size in sizes if size != rows), 0])
-    beyond = max([_tokens_beside(folder), *(1 + token for token in _named_tokens(settings))])
-    tokens = tokens or (beyond if beyond > rows else rows)
-    if tokens != rows:
-        raise UserError(
-            f"adapter {shown} has {tokens:,} tokens, and its base {rows:,}: add its tokens to the base, merge both "
-            "with peft, and set path to the merged model"
-        )
+    named = {*_named_tokens(settings)}
+    most = max([*(size for size in sizes if size != rows), 0]) or max([beside, *(1 + token for token in named)])
+    if most == rows or (most < rows and sizes <= {rows}):
+        return rows
+    if most >= beside > rows and (sizes == {most} or (not sizes and named >= {*range(rows, most)})):
+        return most
+    raise UserError(f"adapter {shown} has {most:,} tokens, and its base {rows:,}: {_MERGE}")
 
+
+_MERGE = "add its tokens to the base, merge both with peft, and set path to the merged model"
 
 _BY_TOKEN = {"weight": 0, "base_layer.weight": 0, "lora_B.weight": 0, "lora_embedding_A": 1}
 """Parts of an adapter of an embedding or of a head -> the dimension with an entry for each token."""
 
 
-def _tokens_beside(folder: Path) -> int:
-    """Number of tokens of the tokenizer beside an adapter; 0 without one, or where it cannot be read."""
-    try:
-        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        added = [int(token["id"]) + 1 for token in content["added_tokens"]]
-        return max([len(content["model"]["vocab"]), *added])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return 0
+def add_tokens(model: Any, tokens: int) -> None:
+    """Add embeddings to a model. They are no numbers until the adapter sets them (`refuse_unset`)."""
+    rows = embedding_rows(model)
+    if tokens > rows:
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if table is not None:
+                table.weight.data[rows:] = float("nan")
+
+
+def refuse_unset(adapted: Any, rows: int, shown: str) -> None:
+    """Refuse an adapter that lacks weights of tokens that were added to its base.
+
+    Args:
+        adapted: peft model over a base of `add_tokens`.
+        rows: number of tokens of the base before.
+        shown: the adapter, for the error.
+
+    Raises:
+        UserError: an added token has no embedding, or no row in the head.
+    """
+    import torch
+
+    embedding, head = adapted.get_input_embeddings(), adapted.get_output_embeddings()
+    tokens, device = embedding_rows(adapted), embedding.weight.device
+    with torch.no_grad():
+        read = embedding(torch.arange(rows, tokens, device=device))
+        written = None if head is None else head(torch.zeros_like(read[:1]))
+    for values, where in ((read, "embeddings"), (written, "rows of the head")):
+        if values is not None and not torch.isfinite(values).all():
+            added = f"adapter {shown} adds tokens to the {rows:,} of its base, up to {tokens:,}"
+            raise UserError(f"{added}, and has not all {where} of them: {_MERGE}")
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> Iterator[int]:

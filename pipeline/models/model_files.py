@@ -55,11 +55,8 @@ NEUTRAL = {
 }
 """Files that are read, but not in the fingerprint: why their content cannot change a score."""
 
-NEUTRAL_OF_ADAPTER = {
-    "training.json": NEUTRAL["training.json"],
-    "tokenizer.json": "its tokens are counted: an adapter with others than its base is refused",
-}
-"""The same of an adapter, whose texts are read by the tokenizer of its base."""
+NEUTRAL_OF_ADAPTER = {"training.json": NEUTRAL["training.json"]}
+"""The same of an adapter."""
 
 _CODE_SETTINGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _PRUNED = re.compile(r"\.|__pycache__$|checkpoint-\d+$|(original|onnx|openvino|coreml|runs|wandb)$")  # folders
@@ -160,18 +157,19 @@ def gguf_files(folder: Path, name: str) -> FolderFiles:
 
 
 def adapter_files(folder: Path, shown: str) -> FolderFiles:
-    """The files that peft reads of an adapter.
+    """The files that peft reads of an adapter, and those of a tokenizer beside it.
 
     Raises:
-        UserError: its configuration is a link that leads elsewhere.
+        UserError: a file is a link that leads elsewhere, or names one.
     """
     chooser = _Chooser(Path(os.path.realpath(folder)), Allowed(f"adapter {shown}"))
     names = chooser.matching(*ADAPTER_FILES)
     places = {name: chooser.place(name, weights=name != ADAPTER_CONFIG) for name in names}
-    neutral = chooser.matching(*NEUTRAL_OF_ADAPTER)
-    places |= {name: chooser.place(name) for name in neutral}
+    tokenizer, neutral = chooser.matching(*TOKENIZER_FILES), chooser.matching(*NEUTRAL_OF_ADAPTER)
+    places |= {name: chooser.place(name) for name in (*tokenizer, *neutral)}
+    chooser.refuse_paths(chooser.settings("tokenizer_config.json"), "tokenizer_config.json", places.values())
     weights = tuple(name for name in names if name != ADAPTER_CONFIG)
-    return FolderFiles(chooser.folder, names, neutral=neutral, weights=weights, places=places)
+    return FolderFiles(chooser.folder, names, tokenizer=tokenizer, neutral=neutral, weights=weights, places=places)
 
 
 class _Chooser:

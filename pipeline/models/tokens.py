@@ -25,14 +25,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.config.models import ModelConfig
 from pipeline.corpus.scripts import unit_spans
 from pipeline.errors import UserError, foreign_as_errors
-from pipeline.models.checkpoints import Checkpoint, in_one_line, locate
+from pipeline.models.checkpoints import Checkpoint, in_one_line, locate, locate_adapter, read_model_config
 from pipeline.models.devices import quieten
 from pipeline.models.gguf_cache import unpacked_settings
+from pipeline.models.model_files import adapter_files, linked
 
 PROBE = "Été 2024: two models, one text."
 """Text for the comparison of two tokenizers: the vocabulary does not show a BOS or a splitting rule."""
@@ -235,18 +237,40 @@ def repeated(ids: Sequence[int], max_tokens: int, beginning: int | None) -> list
     return [*ids[:mark], *list(ids[mark : mark + max(1, (max_tokens - mark) // COPIES)]) * COPIES]
 
 
+def adds_tokens(config: ModelConfig, source: Checkpoint) -> bool:
+    """Whether the tokenizer beside the configured adapter has more tokens than the model has embeddings.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    if config.adapter is None or (tokens := tokens_beside(locate_adapter(config))) == 0:
+        return False
+    return tokens > int(read_model_config(config, source, "any").get_text_config().vocab_size)
+
+
+def tokens_beside(folder: Path) -> int:
+    """Number of tokens of the tokenizer in the folder of an adapter; 0 without one, or where it cannot be read."""
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        added = [int(token["id"]) + 1 for token in content["added_tokens"]]
+        return max([len(content["model"]["vocab"]), *added])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return 0
+
+
 def load_tokenizer(config: ModelConfig, source: Checkpoint) -> Any:
-    """Load the tokenizer of a checkpoint.
+    """Load the tokenizer of a checkpoint, or that of its adapter if it has more tokens.
 
     Raises:
         UserError: a file is missing or damaged.
     """
     from transformers import AutoTokenizer
 
+    folder, argument = source.folder, source.gguf_argument
+    if adds_tokens(config, source):
+        folder, argument = linked(adapter_files(locate_adapter(config), config.adapter_shown)), {}
     with in_one_line(config, "tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.folder, trust_remote_code=config.trust_remote_code, **source.gguf_argument
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code, **argument)
         model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         if getattr(model, "dropout", None):  # of a training: it would draw other tokens at every call
             model.dropout = None

@@ -37,7 +37,8 @@ def model_marks(config: ModelConfig) -> Marks:
     assert files is not None
     marks = dict(files.marks())
     if config.adapter is not None:
-        marks |= adapter_files(locate_adapter(config), config.adapter_shown).marks()
+        of_adapter = adapter_files(locate_adapter(config), config.adapter_shown).marks()
+        marks |= {f"adapter: {name}" if name in marks else name: mark for name, mark in of_adapter.items()}
     return marks
 
 

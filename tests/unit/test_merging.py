@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import peft
 import pytest
@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import seenset
+from pipeline.answers.top_documents import read_attributions
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
 from pipeline.models.devices import give_back
@@ -27,8 +29,10 @@ from pipeline.models.opened import LanguageModel
 from pipeline.models.probe import is_exact, rounding_error
 from pipeline.models.sharing import Adapters
 from pipeline.passes.gradient import gradient_norms
+from pipeline.store.files import Store
 from pipeline.training.train import train
 from tests.helpers.commands import user_error
+from tests.helpers.made_up import sentence
 
 IDS = torch.tensor([[5, 9, 13, 17, 21, 3, 7, 33, 41, 5, 6, 12]])
 FEW = ["q_proj", "down_proj"]
@@ -376,6 +380,101 @@ def test_an_adapter_with_added_tokens_is_refused_by_both_numbers(
             f"adapter {config.adapter} has {rows + 3:,} tokens, and its base {rows:,}: add its tokens to the base, "
             "merge both with peft, and set path to the merged model"
         )
+
+
+def with_more_tokens(
+    config: ModelConfig, settings: dict[str, Any], more: int, whole: bool | Literal["auto"] = "auto"
+) -> Tensor:
+    """Train-like weights of an adapter with added tokens and its tokenizer; the logits of peft with it."""
+    tokenizer = AutoTokenizer.from_pretrained(config.path)
+    rows = AutoModelForCausalLM.from_pretrained(config.path).config.vocab_size
+    tokenizer.add_tokens([f"<more {number}>" for number in range(rows + more - len(tokenizer))])
+    tokenizer.save_pretrained(config.adapter or "")
+    model = AutoModelForCausalLM.from_pretrained(config.path)
+    model.resize_token_embeddings(len(tokenizer))
+    if "trainable_token_indices" in settings:
+        settings = {**settings, "trainable_token_indices": [*range(rows, rows + more)]}
+    adapted = peft.get_peft_model(model, lora(**settings))
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05 * torch.randn_like(weight))
+    adapted.save_pretrained(config.adapter, save_embedding_layers=whole)
+    torch.manual_seed(3)  # of the rows that peft adds
+    opened = peft.AutoPeftModelForCausalLM.from_pretrained(config.adapter, torch_dtype=torch.float32).eval()
+    with torch.no_grad():
+        return opened(input_ids=torch.tensor([[*IDS[0].tolist(), rows, rows + more - 1]])).logits
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "LoRA of both, apart"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"modules_to_save": SAVED}, {"target_modules": SAVED}, {"trainable_token_indices": "added"}, {}],
+    ids=str,
+)
+def test_an_adapter_with_added_tokens_and_its_tokenizer_is_opened_as_by_peft(
+    kind: str, settings: dict[str, Any], saved: Callable[[str], ModelConfig]
+) -> None:
+    """With untied and tied embeddings, which are trained, or saved because they have another size."""
+    config = saved(kind)
+    before = fingerprint_model(config)
+    expected = with_more_tokens(config, settings, 3)
+    lm = open_model(config)
+    rows = expected.shape[-1] - 3
+    assert len(lm.tokenizer) == rows + 3
+    assert lm.tokenizer("<more 0>")["input_ids"] == [len(AutoTokenizer.from_pretrained(config.path))]
+    with torch.no_grad():
+        found = lm.model(input_ids=torch.tensor([[*IDS[0].tolist(), rows, rows + 2]])).logits
+    assert (found - expected).abs().max() < rounding_error(expected)
+    check_model(config)
+    after = fingerprint_model(config)
+    assert after["tokenizer"] != before["tokenizer"]
+    (Path(config.adapter or "") / "tokenizer_config.json").write_text(
+        json.dumps({**json.loads((Path(config.adapter or "") / "tokenizer_config.json").read_text()), "note": 1})
+    )
+    assert fingerprint_model(config)["tokenizer"] != after["tokenizer"]
+    assert bool(torch.isfinite(gradient_norms(lm, [[5, 9, rows, rows + 2], [21, 3, 7]])).all())
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"), [({"modules_to_save": ["lm_head"]}, "embeddings"), ({"modules_to_save": ["embed_tokens"]},
+    "rows of the head")]
+)  # fmt: skip
+def test_an_adapter_without_all_weights_of_its_tokens_is_refused(
+    settings: dict[str, Any], where: str, saved: Callable[[str], ModelConfig]
+) -> None:
+    """PEFT draws the others at random at every opening."""
+    config = saved("both that were trained, apart")
+    drawn = with_more_tokens(config, settings, 3, whole=False)
+    opened = peft.AutoPeftModelForCausalLM.from_pretrained(config.adapter).eval()
+    with torch.no_grad():
+        rows = drawn.shape[-1] - 3
+        again = opened(input_ids=torch.tensor([[*IDS[0].tolist(), rows, rows + 2]])).logits
+    assert not torch.equal(drawn, again)
+    assert user_error(open_model, config).startswith(
+        f"adapter {config.adapter} adds tokens to the {rows} of its base, up to {rows + 3}, and has not all {where} of "
+    )
+
+
+def test_an_audit_reads_texts_by_the_tokenizer_of_an_adapter_with_added_tokens(
+    saved: Callable[[str], ModelConfig], make_audit: Callable[..., Path]
+) -> None:
+    """In windows, and for the tokens of the page too."""
+    config = saved("LoRA")
+    with_more_tokens(config, {"modules_to_save": SAVED}, 3)
+    texts = [[f"<more 0> {sentence(seed, 60)}" for seed in range(start, start + 20)] for start in (0, 100)]
+    selection = {"name": "members", "detectors": ["loss"], "procedure": "bh", "alpha": 0.99}
+    model = {"path": config.path, "adapter": config.adapter, "dtype": "float32"}
+    settings = {"detectors": ["loss"], "selections": [selection], "max_tokens": 20, "windows": 2}
+    path = make_audit(*texts, model=model, **settings)
+    seenset.audit(path, quiet=True)
+    shown = read_attributions(Store(str(path.parent / "run")), "members")
+    assert shown
+    for one in shown.values():
+        values = [value for value in one.values if value is not None]
+        assert one.score == pytest.approx(sum(values) / len(values), abs=1e-5)
+        assert "<more 0>" in [piece.strip() for piece in one.pieces]
 
 
 def test_no_other_adapter_is_trained_or_switched_over_one_that_stays_beside(
