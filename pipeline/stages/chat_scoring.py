@@ -20,7 +20,7 @@ from pipeline.corpus.notes import CONTROL_TOKENS, REMOVED_PIECES
 from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import FORWARD, Detector, Pass
 from pipeline.detectors.registry import parse_detectors
-from pipeline.errors import UserError, error_line
+from pipeline.errors import UserError
 from pipeline.models.chat_rendering import IsolatedTemplate, Template
 from pipeline.models.chat_templates import ChatSettings, ReadChat, chat_template, check_offsets
 from pipeline.models.checkpoints import locate
@@ -129,8 +129,15 @@ def _read_template(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"chat.template {path} is not readable: {error_line(error)}") from None
+    except FileNotFoundError:
+        problem = "does not exist"
+    except IsADirectoryError:
+        problem = "is a folder, not a file"
+    except UnicodeDecodeError:
+        problem = "is not in UTF-8"
+    except OSError as error:
+        problem = f"is not readable ({error.strerror})"
+    raise UserError(f"chat.template {path} {problem}: give a file with a Jinja template, or leave it out")
 
 
 @lru_cache(maxsize=8)

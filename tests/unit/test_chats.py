@@ -395,7 +395,10 @@ def test_a_template_of_a_file_takes_the_place_of_the_models(tmp_path: Path, chat
     file = rows_scored(run(tmp_path, settings(chat_model, corpus, chat={"template": "own.jinja"}), "file").root)
     assert [row["loss"] for row in file.values()] == [row["loss"] for row in own.values()]
     (tmp_path / "bad.jinja").write_text("{% for")
-    for name, message in (("bad.jinja", "the chat template cannot be compiled: "), ("none.jinja", "is not readable: ")):
+    for name, message in (
+        ("bad.jinja", "the chat template cannot be compiled: "),
+        ("none.jinja", "none.jinja does not exist"),
+    ):
         path = tmp_path / "bad.yaml"
         path.write_text(yaml.safe_dump({"run": "no", **settings(chat_model, corpus, chat={"template": name})}))
         with pytest.raises(UserError, match=message):
