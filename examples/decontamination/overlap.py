@@ -1,0 +1,184 @@
+"""How much of each item of a benchmark occurs in one document of a training corpus, as scores for `seenset run`.
+
+    python -m examples.decontamination.overlap --corpus 'corpus/*.parquet' --items items.jsonl --out scored.parquet
+    python -m examples.decontamination.overlap --decon report.jsonl --items items.jsonl --out scored.parquet
+
+The score of an item is the largest share of its runs of eight words that one document of the corpus holds; or, of the
+report of allenai/decon, the largest contamination score of its entries, and 0 without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import xxhash
+
+from pipeline.errors import ExitCode, UserError
+
+WORDS = 8
+"""Words of a run. An item with fewer words has no score."""
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_BATCH = 2_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemRuns:
+    """The distinct runs of words of all items, sorted by their hashes."""
+
+    hashes: np.ndarray  # uint64, (distinct runs,), ascending
+    first: np.ndarray  # int64, (distinct runs + 1,): places in `items` of the items that have a run
+    items: np.ndarray  # int64: items by run
+    counts: np.ndarray  # int64, (items,): distinct runs of each item
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> ItemRuns:
+        """The runs of texts."""
+        document, hashes = run_hashes(texts)
+        pairs = np.unique(np.stack([hashes, document.astype(np.uint64)], axis=1), axis=0)
+        distinct, first = np.unique(pairs[:, 0], return_index=True)
+        items = pairs[:, 1].astype(np.int64)
+        return cls(distinct, np.append(first, len(items)), items, np.bincount(items, minlength=len(texts)))
+
+
+def run_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The runs of eight words of texts, without case and punctuation.
+
+    Args:
+        texts: any texts; one with fewer words has no run.
+
+    Returns:
+        The text of each run, int64, and its hash, uint64, both (runs,).
+    """
+    normal = pc.utf8_normalize(pc.utf8_lower(pa.array(texts, pa.string())), "NFKC")
+    words = pc.split_pattern_regex(normal, r"[^\p{L}\p{N}]+")
+    document, word = pc.list_parent_indices(words).to_numpy(), pc.list_flatten(words).dictionary_encode()
+    of_word = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in word.dictionary.to_pylist()], dtype=np.uint64)
+    kept = word.indices.to_numpy() if len(word) else np.empty(0, dtype=np.int64)
+    hashed = of_word[kept] if len(of_word) else np.empty(0, dtype=np.uint64)
+    filled = hashed != np.uint64(xxhash.xxh3_64_intdigest(b""))  # punctuation at an end leaves an empty word
+    document, hashed = document[filled], hashed[filled]
+    runs = max(0, len(hashed) - WORDS + 1)
+    combined = np.zeros(runs, dtype=np.uint64)
+    for place in range(WORDS):
+        combined = combined * _FACTOR + hashed[place : place + runs]
+    inside = document[:runs] == document[WORDS - 1 : WORDS - 1 + runs]
+    return document[:runs][inside], combined[inside]
+
+
+def largest_shares(items: Sequence[str], corpus: Iterable[Sequence[str]]) -> np.ndarray:
+    """The largest share of the runs of each item that one document of a corpus holds.
+
+    Args:
+        items: texts of the items.
+        corpus: batches of documents.
+
+    Returns:
+        float64, (items,), in [0, 1]; NaN of an item with fewer than eight words.
+    """
+    runs = ItemRuns.of_texts(items)
+    most = np.zeros(len(items), dtype=np.int64)
+    for texts in corpus:
+        document, hashes = run_hashes(texts)
+        place = np.searchsorted(runs.hashes, hashes)
+        inside = place < len(runs.hashes)
+        inside[inside] = runs.hashes[place[inside]] == hashes[inside]
+        pairs = np.unique(np.stack([document[inside], place[inside]], axis=1), axis=0)
+        sizes = np.diff(runs.first)[pairs[:, 1]]
+        start = np.repeat(runs.first[pairs[:, 1]], sizes)
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        held = np.stack([np.repeat(pairs[:, 0], sizes), runs.items[start + within]], axis=1)
+        held, count = np.unique(held, axis=0, return_counts=True)
+        np.maximum.at(most, held[:, 1], count)
+    return np.divide(most, runs.counts, out=np.full(len(items), np.nan), where=runs.counts > 0)
+
+
+def decon_scores(rows: Sequence[dict[str, Any]], report: Iterable[str]) -> np.ndarray:
+    """The largest contamination score of each item in a report of allenai/decon; 0 without an entry.
+
+    Args:
+        rows: items with `eval_key` and `eval_instance_index`, as in the reference files of decon.
+        report: lines of the report.
+
+    Returns:
+        float64, (items,).
+
+    Raises:
+        UserError: an item, or a line, without these fields.
+    """
+    best: dict[tuple[str, int], float] = {}
+    for number, line in enumerate(report, 1):
+        try:
+            entry = json.loads(line)
+            key = str(entry["eval_key"]), int(entry["eval_instance_index"])
+            best[key] = max(best.get(key, 0.0), float(entry["contamination_score"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"line {number} is no entry of a report of decon: {error!r}") from None
+    if lacking := [row for row in rows if not {"eval_key", "eval_instance_index"} <= {*row}]:
+        raise UserError(f"{len(lacking):,} items have no eval_key and eval_instance_index, as items of decon have")
+    return np.array([best.get((str(row["eval_key"]), int(row["eval_instance_index"])), 0.0) for row in rows])
+
+
+def read_corpus(patterns: Sequence[str], column: str) -> Iterator[list[str]]:
+    """Batches of the texts of Parquet, Arrow, CSV and JSONL files.
+
+    Raises:
+        UserError: no file, or no such column.
+    """
+    files = sorted(file for pattern in patterns for file in glob.glob(pattern, recursive=True))
+    if not files:
+        raise UserError(f"no file of the corpus is named {', '.join(patterns)}")
+    for file in files:
+        suffix = Path(file).suffix.lstrip(".").replace("jsonl", "json")
+        dataset = ds.dataset(file, format=suffix)
+        if column not in dataset.schema.names:
+            raise UserError(f"no column {column!r} in {file}; columns: {', '.join(dataset.schema.names)}")
+        for batch in dataset.to_batches(columns=[column], batch_size=_BATCH):
+            yield [text or "" for text in batch.column(column).to_pylist()]
+
+
+def write_scores(rows: Sequence[dict[str, Any]], scores: np.ndarray, column: str, out: Path) -> None:
+    """Write items with their scores; those without one are left to the quarantine of the run."""
+    table = pa.Table.from_pylist(list(rows)).append_column(column, pa.array(scores, from_pandas=True))
+    pq.write_table(table, out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the scores of items. Returns the exit code of the process."""
+    parser = argparse.ArgumentParser(description="Share of each item's runs of 8 words in one document of a corpus.")
+    parser.add_argument("--corpus", nargs="+", help="Files of the corpus (Parquet, Arrow, CSV, JSONL), or globs.")
+    parser.add_argument("--decon", help="JSONL report of allenai/decon, in the place of a corpus.")
+    parser.add_argument("--items", required=True, type=Path, help="JSONL file of the items.")
+    parser.add_argument("--text", default="text", help="Column of the texts of corpus and items.")
+    parser.add_argument("--out", required=True, type=Path, help="Parquet file to write.")
+    given = parser.parse_args(arguments)
+    try:
+        rows = [json.loads(line) for line in given.items.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if (given.corpus is None) == (given.decon is None):
+            raise UserError("give either --corpus or --decon")
+        if given.decon is not None:
+            with open(given.decon, encoding="utf-8") as report:
+                write_scores(rows, decon_scores(rows, report), "contamination", given.out)
+        else:
+            texts = [str(row[given.text]) for row in rows]
+            write_scores(rows, largest_shares(texts, read_corpus(given.corpus, given.text)), "share", given.out)
+    except (UserError, OSError, ValueError, KeyError) as error:
+        print(f"overlap: {error}", file=sys.stderr)
+        return ExitCode.USER_ERROR
+    return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
