@@ -324,7 +324,7 @@ class ChatTemplate:
                 while at < len(begins) and begins[at] < start:
                     at += 1
                 while at < len(begins) and begins[at] < stop:
-                    scored[at] = tokens.offsets[at][1] > tokens.offsets[at][0]
+                    scored[at] = tokens.offsets[at][1] > begins[at]
                     at += 1
             end = at
             while end < len(begins) and made.text[spans[-1][1] : tokens.offsets[end][1]].isspace():
@@ -440,10 +440,13 @@ def _tags_behind(text: str, start: int, tags: Sequence[tuple[int, str]]) -> Iter
 
 
 def _beginnings(tokenizer: Any, text: str, tokens: Tokens) -> list[int]:
-    """The first character of each token; tokenizers that trim offsets leave out the blank before a word."""
+    """The first character of each token.
+
+    Tokenizers that trim offsets leave out the blank before a word, and where they have added it, the first character.
+    """
     begins, last = [], 0
     for number, (begin, end) in zip(tokens.ids, tokens.offsets, strict=True):
-        if last < begin < end and text[begin - 1] == " ":
+        if last < begin and (begin < end if text[begin - 1] == " " else not text[begin - 1].isspace()):
             piece = tokenizer.convert_ids_to_tokens(number)
             begin -= piece[:1] in ("\u0120", "\u2581")
         begins.append(begin)

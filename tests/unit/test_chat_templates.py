@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from pipeline.config.corpus import ChatSource
 from pipeline.corpus.chats import Conversation, read_conversation
@@ -138,6 +140,24 @@ def test_answers_with_a_weight_of_0_are_left_out(tokenizer: Any) -> None:
     last = read_conversation([*TALK, *chat("q", " "), {"role": "assistant", "content": "x", "weight": 0}])
     assert isinstance(last, Unreadable)
     assert last.message == "turn 6: the last answer is empty"
+
+
+def test_offsets_that_lack_the_first_character_of_a_word_cost_no_token() -> None:
+    """Those of byte-level tokenizers that put a blank before each part of a text and then trim it."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    made.train_from_iterator(["It is this"] * 9, trainer)
+    made.add_special_tokens(["<|im_start|>", "<|im_sep|>", "<|im_end|>"])
+    template = ChatTemplate(templates.PHI, PreTrainedTokenizerFast(tokenizer_object=made))
+    for answer in ("a", "It is this"):
+        (read,) = template.read([conversation(chat("q", answer))], 100)
+        assert isinstance(read, ReadChat)
+        scored = [number for number, keep in zip(read.tokens.ids[1:], read.scored, strict=True) if keep]
+        assert "".join(template.tokenizer.convert_ids_to_tokens(scored)).lstrip("\u0120").replace("\u0120", " ") == (
+            f"{answer}<|im_end|>"
+        )
 
 
 def test_a_surrogate_in_another_field_than_the_content_is_no_text(tokenizer: Any) -> None:
