@@ -224,7 +224,7 @@ def joint(
         write_joint(store, answer, rows)
     report = answer.report
     address = None if place is None else write_joint_page(place, report, opened, store.url)
-    facts = {**report.plain(), "folder": store.url, "page": address}
+    facts = {**report.plain(), "folder": store.url, **({} if address is None else {"page": address})}
     terminal.show(json_, facts, terminal.print_joint, report, store.url, address)
 
 
@@ -275,7 +275,7 @@ def rank(
     clean, items = clean_items(runs, selection, alpha)
     ranking = rank_models(clean, items, read, runs, inputs, store)
     address = None if place is None else write_ranking_page(place, ranking, runs, read)
-    facts = {**ranking.plain(), "folder": store.url, "page": address}
+    facts = {**ranking.plain(), "folder": store.url, **({} if address is None else {"page": address})}
     terminal.show(json_, facts, terminal.print_ranking, ranking, store.url, address)
 
 
