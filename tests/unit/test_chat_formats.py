@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -53,7 +54,12 @@ def parquet_file(table: pa.Table, folder: Path) -> str:
     return str(folder / "d.parquet")
 
 
-WRITERS = [arrow_file, arrow_stream, feather_file, parquet_file]
+def saved_folder(table: pa.Table, folder: Path) -> str:
+    datasets.Dataset(table).save_to_disk(str(folder / "saved"))
+    return str(folder / "saved")
+
+
+WRITERS = [arrow_file, arrow_stream, feather_file, parquet_file, saved_folder]
 
 
 def read_documents(path: str, **source: Any) -> list[Document]:
@@ -73,6 +79,24 @@ def test_messages_of_every_format_are_the_same_chats(tmp_path: Path, write: Call
     assert [document.doc_id for document in documents] == IDS
     assert [turns_of(document) for document in documents] == [*TALKS[:2], None]
     assert [document.problem and document.problem[0] for document in documents] == [None, None, "not_chat"]
+
+
+def test_lists_of_saved_datasets_and_of_the_hub_are_chats_versions_and_token_ids(tmp_path: Path) -> None:
+    columns = {"id": IDS, "talk": TALKS, "versions": [["a b", "c d"]] * 3, "index": [0, 1, 0], "ids": [[1, 2, 3]] * 3}
+    (tmp_path / "data").mkdir()
+    parquet_file(pa.table(columns), tmp_path / "data")
+    for place in ({"path": saved_folder(pa.table(columns), tmp_path)}, {"dataset": str(tmp_path), "subset": "default"}):
+        source = {**place, "id": "id", "split": "train"} if "dataset" in place else {**place, "id": "id"}
+
+        def documents(source: dict[str, Any] = source, **kind: Any) -> list[Document]:
+            corpus = CorpusConfig.model_validate({"audit": {**source, **kind}})
+            shards = plan_shards(corpus, find_inputs(corpus), ResourcesConfig(shard_documents=2))
+            return [document for shard in shards for document in read_shard(shard)]
+
+        assert [turns_of(document) for document in documents(messages="talk")] == [*TALKS[:2], None]
+        assert [document.text for document in documents(tokens="ids")] == ["1 2 3"] * 3
+        versioned = documents(versions={"column": "versions"})
+        assert [document.versions and document.versions.texts for document in versioned] == [("a b", "c d")] * 3
 
 
 @pytest.mark.parametrize("write", WRITERS)

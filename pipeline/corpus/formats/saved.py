@@ -363,6 +363,7 @@ SAVED = base.Format(
     columns=lambda shard: list(_open(shard).column_names),
     is_folder=True,
     has_splits=True,
+    lists=True,
     place=7,
 )
 
@@ -379,5 +380,6 @@ HUB = base.Format(
     ),
     has_path=False,
     has_splits=True,
+    lists=True,
     place=8,
 )
