@@ -187,6 +187,10 @@ class SourceConfig(Section):
     completion: Annotated[str | None, OF_OTHERS] = Field(
         None, description="Column of the answers to `prompt`: texts, or lists of messages."
     )
+    tools: Annotated[str | None, OF_OTHERS] = Field(
+        None,
+        description="Column of the tools of chats, for their template: lists of schemas of functions, or JSON.",
+    )
     id: str | None = Field(None, description="Column of ids; default: file#row.")
     group: str | None = Field(None, description="Column of groups.")
     encoding: Annotated[str, AfterValidator(checked_encoding)] = Field(
@@ -217,6 +221,8 @@ class SourceConfig(Section):
         if self.dataset is not None and self.follow_links:
             raise ValueError("follow_links applies to folders, not to a dataset on the hub")
         check_keys(self.stated)
+        if self.tools is not None and not self.has_chats:
+            raise ValueError("tools are of chats: name their messages too, or prompt and completion")
         if self.window and (self.id is not None or self.group is not None):
             raise ValueError("versions.window: a document is a run of rows: leave out id and group")
         return self
@@ -225,7 +231,7 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "scores", "tokens", "messages", "prompt", "completion", "revision"):
+        for name in ("versions", "scores", "tokens", "messages", "prompt", "completion", "tools", "revision"):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
@@ -308,7 +314,7 @@ class SourceConfig(Section):
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        given = (self.content, self.completion, self.id, self.group, self.caption)
+        given = (self.content, self.completion, self.tools, self.id, self.group, self.caption)
         named = [column for column in given if column is not None]
         return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
 
@@ -335,6 +341,7 @@ class ChatSource(SourceConfig):
     """Source of conversations."""
 
     messages: str = Field(description=_described("messages"))
+    tools: str | None = Field(None, description=_described("tools"))
 
 
 class CompletionSource(SourceConfig):
@@ -342,6 +349,7 @@ class CompletionSource(SourceConfig):
 
     prompt: str = Field(description=_described("prompt"))
     completion: str = Field(description=_described("completion"))
+    tools: str | None = Field(None, description=_described("tools"))
 
 
 class ScoreSource(SourceConfig):
@@ -419,6 +427,7 @@ class LabelledConfig(SourceConfig):
     messages: str | None = Field(None, description=_described("messages"))
     prompt: str | None = Field(None, description=_described("prompt"))
     completion: str | None = Field(None, description=_described("completion"))
+    tools: str | None = Field(None, description=_described("tools"))
     versions: VersionsConfig | None = Field(None, description=_described("versions"))
     scores: Scores | None = Field(None, description=_described("scores"))
 

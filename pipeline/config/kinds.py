@@ -91,7 +91,7 @@ CHATS = InputKind(
     "the documents are chats",
     ("messages",),
     _DOCUMENTS
-    | {_C.WORDS, _C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.PAIR, _C.CHANGED, _C.TRANSFORMED, _C.ANSWERED}
+    | {_C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.PAIR, _C.CHANGED, _C.TRANSFORMED, _C.ANSWERED}
     | {_C.ATTRIBUTED, _C.TRAINED, _C.CONTINUED, _C.CHAT_ENDPOINT},
 )
 COMPLETIONS = InputKind("prompts with completions", CHATS.state, ("prompt", "completion"), CHATS.offers)

@@ -45,6 +45,7 @@ class Conversation:
 
     turns: tuple[Turn, ...]
     prompt: int = 0  # number of turns of a prompt, whose answers are not scored
+    tools: tuple[Mapping[str, Any], ...] = ()  # schemas of functions, for the template
 
     @property
     def text(self) -> str:
@@ -76,11 +77,12 @@ class Conversation:
         return replace(self, turns=tuple(replace(turn, content=change(turn.content)) for turn in self.turns))
 
 
-def read_conversation(value: Any) -> Conversation | Unreadable:
+def read_conversation(value: Any, tools: Any = None) -> Conversation | Unreadable:
     """The conversation in the value of a column of messages.
 
     Args:
         value: list of `{role, content}` or of `{from, value}`, or a JSON text of such a list.
+        tools: list of schemas of functions, or a JSON text of it; None: there are none.
 
     Returns:
         The conversation; the reason, with the number of the turn from 1, if there is none that can be scored.
@@ -91,15 +93,16 @@ def read_conversation(value: Any) -> Conversation | Unreadable:
         except (ValueError, RecursionError):
             return _not_chat("text that is no JSON list of messages (prompt with completion reads columns of texts)")
     turns = _read_turns(value, "messages")
-    return turns if isinstance(turns, Unreadable) else _checked(turns)
+    return turns if isinstance(turns, Unreadable) else _checked(turns, tools=tools)
 
 
-def read_completion(prompt: Any, completion: Any) -> Conversation | Unreadable:
+def read_completion(prompt: Any, completion: Any, tools: Any = None) -> Conversation | Unreadable:
     """The conversation of a prompt and its completion, of which only the completion is scored.
 
     Args:
         prompt: text of the user, or list of messages.
         completion: text of the assistant, or list of messages.
+        tools: as of `read_conversation`.
     """
     made = []
     for value, role in ((prompt, "user"), (completion, ASSISTANT)):
@@ -108,7 +111,7 @@ def read_completion(prompt: Any, completion: Any) -> Conversation | Unreadable:
         if isinstance(turns, Unreadable):
             return turns
         made.append(turns)
-    return _checked([*made[0], *made[1]], len(made[0]))
+    return _checked([*made[0], *made[1]], len(made[0]), tools)
 
 
 def _read_turns(value: Any, what: str) -> list[Turn] | Unreadable:
@@ -126,9 +129,12 @@ def _read_turns(value: Any, what: str) -> list[Turn] | Unreadable:
     return turns
 
 
-def _checked(turns: Sequence[Turn], prompt: int = 0) -> Conversation | Unreadable:
+def _checked(turns: Sequence[Turn], prompt: int = 0, tools: Any = None) -> Conversation | Unreadable:
     """The conversation of some turns, if the assistant answers in it behind the prompt."""
-    conversation = Conversation(tuple(turns), prompt)
+    schemas = _read_tools(tools)
+    if isinstance(schemas, Unreadable):
+        return schemas
+    conversation = Conversation(tuple(turns), prompt, schemas)
     if not conversation.answers:
         unscored = any(turn.role == ASSISTANT and turn.unscored for turn in turns)
         others = f"{' behind the prompt' * bool(prompt)}{' with a weight other than 0' * unscored}"
@@ -136,6 +142,29 @@ def _checked(turns: Sequence[Turn], prompt: int = 0) -> Conversation | Unreadabl
     if not conversation.answered:
         return _not_chat(f"turn {conversation.answers[-1] + 1}: the last answer is empty")
     return conversation
+
+
+def _read_tools(value: Any) -> tuple[Mapping[str, Any], ...] | Unreadable:
+    """The tools of a conversation, without nulls: columns of objects hold them in the place of missing fields."""
+    if isinstance(value, Unreadable):
+        return value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError):
+            return _not_chat("tools are a text that is no JSON list")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        return _not_chat(f"tools are {type(value).__name__}, not a list of schemas of functions")
+    return tuple(_without_nulls(tool) for tool in value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields that are null, at any depth of mappings and lists."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _read_turn(message: Any) -> Turn | str:
@@ -155,7 +184,7 @@ def _read_turn(message: Any) -> Turn | str:
     content = _read_content(given.get(key, "" if "tool_calls" in given else None))
     if content is None:
         return f"{key} is no text, nor a list of parts of type text"
-    return Turn(role, content, {one: value for one, value in given.items() if one not in _CONTENT_KEYS})
+    return Turn(role, content, {one: _without_nulls(value) for one, value in given.items() if one not in _CONTENT_KEYS})
 
 
 def _read_content(content: Any) -> str | None:

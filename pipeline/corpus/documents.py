@@ -331,7 +331,7 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     text = ids_text(text) if shard.token_ids else text
     chat: Conversation | None = None
     if shard.chats:
-        read = read_conversation(text) if shard.completion is None else read_completion(text, *caption)
+        read = _conversation(shard, text, caption)
         chat, text = (None, read) if isinstance(read, Unreadable) else (read, read.text)
     problem = text if isinstance(text, Unreadable) else _too_large(text, shard) or text_problem(text)
     if problem is None and shard.transform is not None:
@@ -343,6 +343,15 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
     if problem is not None:
         return Document(row, doc_id, "", label, (problem.reason, problem.message), cause=problem.cause)
     return Document(row, doc_id, text, label, scores=scores, chat=chat)
+
+
+def _conversation(shard: Shard, value: Any, others: Any) -> Conversation | Unreadable:
+    """The conversation of a row; `others` are the values of `Shard.value_columns`, None if the row cannot be read."""
+    given = dict(zip(shard.value_columns, others or (), strict=False))
+    tools = None if shard.tools is None else given.get(shard.tools)
+    if shard.completion is None:
+        return read_conversation(value, tools)
+    return read_completion(value, given.get(shard.completion), tools)
 
 
 def _default_id(shard: Shard, row: int) -> str:

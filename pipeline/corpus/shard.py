@@ -64,6 +64,7 @@ class Shard:
     token_ids: bool = False  # whether `text` is the column of lists of token ids
     chats: bool = False  # whether `text` is the column of messages
     completion: str | None = None  # column of completions, if `text` is that of prompts
+    tools: str | None = None  # column of the tools of chats
     answers: tuple[str, ...] = ()  # columns beside the template that may name the right option
     keep_marks: bool = False  # whether marks of options are a part of them
     no_features: bool = False  # whether features of draws are not needed, as of versions that `seenset mark` drew
@@ -114,9 +115,9 @@ class Shard:
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        """The columns that are read with the documents: those of versions, of scores, or of completions."""
-        completions = () if self.completion is None else (self.completion,)
-        return (*self.companions, *self.answers) or self.scores or completions
+        """The columns that are read with the documents: those of versions, of scores, or of completions and tools."""
+        of_chats = tuple(column for column in (self.completion, self.tools) if column is not None)
+        return (*self.companions, *self.answers) or self.scores or of_chats
 
 
 def whole_shard(
@@ -154,6 +155,7 @@ def whole_shard(
         token_ids=source.tokens is not None,
         chats=source.has_chats,
         completion=source.completion,
+        tools=source.tools,
         keep_marks=source.versions is not None and source.versions.marks == "none",
         revision=source.revision,
         follow_links=source.follow_links,
@@ -183,6 +185,7 @@ _OMITTED = (
     "token_ids",
     "chats",
     "completion",
+    "tools",
     "answers",
     "keep_marks",
     "no_features",
@@ -216,7 +219,7 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
     if shard.token_ids:
         columns += ["token_ids"]
     if shard.chats:
-        columns += ["chats", shard.completion]
+        columns += ["chats", shard.completion, *([] if shard.tools is None else ["tools", shard.tools])]
     if shard.revision is not None:
         limited |= {"revision": shard.revision}
     if shard.follow_links:

@@ -61,12 +61,12 @@ class Template:
         self._aliased = chat_template_utils._alias_reasoning_fields
         self._variables = dict(variables)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of some messages. Raises any exception of the template."""
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text of some messages, with schemas of functions. Raises any exception of the template."""
         return str(
             self._template.render(
                 messages=self._aliased([dict(message) for message in messages]),
-                tools=None,
+                tools=[dict(tool) for tool in tools] or None,
                 documents=None,
                 add_generation_prompt=False,
                 date_string=f"{CLOCK:%d %b %Y}",
@@ -95,8 +95,8 @@ class IsolatedTemplate:
             self.close()
             raise UserError(str(error)) from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of some messages.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text of some messages, with schemas of functions.
 
         Raises:
             RenderingLimitError: the template took more than `SECONDS`, `MEMORY` or `CHARACTERS`, or its process ended.
@@ -106,7 +106,7 @@ class IsolatedTemplate:
         try:
             if self._pool is None:
                 self._start()
-            text = self._result(_render, [dict(message) for message in messages])
+            text = self._result(_render, [dict(message) for message in messages], [dict(tool) for tool in tools])
         except RenderingLimitError as error:
             raise self._counted(error) from None
         self._ended = -1
@@ -186,9 +186,9 @@ def _compile(source: str, variables: Mapping[str, Any]) -> str:
     return ""
 
 
-def _render(messages: Sequence[Mapping[str, Any]]) -> str:
+def _render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
     try:
-        text = _compiled[0].render(messages)
+        text = _compiled[0].render(messages, tools)
     except MemoryError:
         raise
     except Exception as error:  # exceptions of a template may not be picklable

@@ -183,7 +183,7 @@ class ChatTemplate:
     def rendered(self, conversation: Conversation) -> RenderedChat | Unreadable:
         """The rendered conversation, with the places of its answers."""
         try:
-            text = self._render([turn.message() for turn in conversation.turns])
+            text = self._render([turn.message() for turn in conversation.turns], conversation.tools)
         except UserError:  # a template that is ended at every conversation
             raise
         except RenderingLimitError as error:
@@ -241,11 +241,11 @@ class ChatTemplate:
         message = f"max_tokens, which is {max_tokens:,} here, ends before the {which} answer at {where}"
         return Unreadable(Reason.TOO_SHORT, message)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of some messages, their contents in the form that the template takes."""
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The text of some messages, their contents in the form that the template takes, with schemas of functions."""
         if self._in_parts:
             messages = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
-        return self._template.render(messages)
+        return self._template.render(messages, tools)
 
     def _aligned(self, conversation: Conversation, text: str, numbers: Collection[int]) -> dict[_Piece, Span] | None:
         """The places of the contents of some turns in the rendered text; None if the text does not align.
@@ -258,7 +258,7 @@ class ChatTemplate:
         for number, content in _probed(conversation, pieces, mark).items():
             messages[number]["content"] = content
         try:
-            first, *rest = re.split(f"{mark}([0-9]+)s", self._render(messages))
+            first, *rest = re.split(f"{mark}([0-9]+)s", self._render(messages, conversation.tools))
         except Exception:  # a template that refuses the probes
             return None
         order = [pieces[int(number)] for number in rest[::2]]

@@ -230,7 +230,8 @@ def trial_audit(config: TrialConfig, model: ModelConfig, files: Mapping[str, str
         UserError: a selection that does not fit the detectors or the roles.
     """
     group = "group" if config.documents.group is not None else None
-    content = {key: key for key in find_kind(config.documents.stated).keys}
+    tools = [] if config.documents.tools is None else ["tools"]
+    content = {key: key for key in (*find_kind(config.documents.stated).keys, *tools)}
     corpus = {role: {"path": path, **content, "id": "id", "group": group} for role, path in files.items()}
     shared = config.model_dump(include={*TrialConfig.model_fields} & {*AuditConfig.model_fields} - {"run", "model"})
     try:

@@ -62,7 +62,7 @@ class Documents:
     def contents(self) -> list[list[str]]:
         """What a training learns besides the texts, of every document: SHA-256 of pictures, or turns as JSON."""
         pictures = [] if self.pictures is None else [[hashlib.sha256(picture).hexdigest() for picture in self.pictures]]
-        return pictures if self.chats is None else [*pictures, [_written(chat) for chat in self.chats]]
+        return pictures if self.chats is None else [*pictures, [_written(chat) + _tools(chat) for chat in self.chats]]
 
     def without(self, reasons: Mapping[int, str]) -> Documents:
         """The documents without those at some positions, which are counted by their reasons.
@@ -92,14 +92,15 @@ class Documents:
     def table(self, positions: np.ndarray) -> pa.Table:
         """The documents at these positions, in the input format of an audit.
 
-        Columns are id, group and text; for pictures id, group, caption and image; for chats id, group, and messages
-        or prompt and completion.
+        Columns are id, group and text; for pictures id, group, caption and image; for chats id, group, tools, and
+        messages or prompt and completion.
 
         Raises:
             UserError: messages with fields of several types, which no column can hold.
         """
         *others, last = self.kind.keys
-        names = ("id", last, "group", *others)
+        tools = [] if self.chats is None else ["tools"]
+        names = ("id", last, "group", *others, *tools)
         return pa.table([self._column(name, positions) for name in names], names=names)
 
     def _column(self, key: str, positions: np.ndarray) -> pa.Array:
@@ -114,6 +115,8 @@ class Documents:
         chats = [self.chats[i] for i in positions]
         if key == "messages":
             return pa.array(map(_written, chats), pa.string())
+        if key == "tools":
+            return pa.array(map(_tools, chats), pa.string())
         parts = [chat.turns[: chat.prompt] if key == "prompt" else chat.turns[chat.prompt :] for chat in chats]
         try:
             return pa.array([[turn.message() for turn in turns] for turns in parts])
@@ -124,6 +127,11 @@ class Documents:
 def _written(chat: Conversation) -> str:
     """The messages of a conversation as JSON, as a column of messages may hold them."""
     return json.dumps([turn.message() for turn in chat.turns], default=str)
+
+
+def _tools(chat: Conversation) -> str:
+    """The tools of a conversation as JSON; empty without tools."""
+    return json.dumps(chat.tools, default=str) if chat.tools else ""
 
 
 def check_inputs(config: TrialConfig, points: Sequence[Point]) -> None:

@@ -107,3 +107,10 @@ OWN_TAGS = (
     "{{ open + content.split(close)[0].split(open)[-1] + close }}{% endif %}"
     "{{ content.split(close)[-1] }}{% else %}{{ content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
 )
+TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}"
+    "{% endfor %}{{ '<|im_end|>\\n' }}{% endif %}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+)
+"""Schemas of functions in a first turn, and calls within turns, as Hermes and Qwen 2.5 write them."""

@@ -10,9 +10,11 @@ from pipeline.checks.classifier import BLOCKS
 from pipeline.checks.held_out_auc import Blind, BlindBlock, documents_to_decide, interval_errors
 from pipeline.corpus.chats import Conversation, read_completion, read_conversation
 from pipeline.plan.description import build_config
+from pipeline.plan.matching import check_matched
 from pipeline.run.plan import make_plan
 from pipeline.selection.guarantees import Outcome
 from tests.helpers.chat_runs import chat, chat_audit
+from tests.helpers.commands import user_error
 from tests.helpers.made_up import sentence, write_corpus
 
 COUNT = 150
@@ -48,6 +50,15 @@ def test_chats_of_one_kind_are_told_apart_by_no_part(tmp_path: Path) -> None:
     assert test.outcome == Outcome.INCONCLUSIVE
     assert test.n_to_settle == documents_to_decide(3) > documents_to_decide()
     assert all(one.low < 0.5 < one.high for one in test.blocks)
+
+
+def test_chats_are_not_matched_by_the_words_of_both_parts(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, {"audit": [{"messages": chat("a", "b")}]}, messages="messages")
+    config = build_config({"run": str(tmp_path / "run"), **chat_audit(tmp_path / "none", corpus, selections=[])})
+    line = user_error(check_matched, config, str(tmp_path / "matched"))
+    assert line.startswith(
+        "--matched needs words or tokens of the documents, and the documents are chats: choose others"
+    )
 
 
 def test_intervals_of_three_parts_miss_together_as_often_as_one() -> None:
