@@ -214,7 +214,7 @@ def nearest(value: str, known: Iterable[str], what: str = "known") -> str:
     """The end of an error message: the nearest known name, if one is similar, and all known names."""
     names = list(known)
     folded = {_folded(name): name for name in names[::-1]}
-    near = difflib.get_close_matches(_folded(value), folded, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_folded(value), folded, n=1, cutoff=0.51)
     guess = f"did you mean {folded[near[0]]!r}? " if near else ""
     return f"{guess}{what}: {', '.join(names)}"
 

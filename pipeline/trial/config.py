@@ -99,7 +99,11 @@ class TrialConfig(Section):
     paraphraser: ParaphraserConfig | None = Field(None, description="Model for the `knockoff` detector.")
     fsd: FsdConfig = Field(default=FsdConfig(), description="As in an audit.")
     text_transform: TransformConfig | None = Field(None, description="Changes of every text.")
-    chat: ChatConfig | None = Field(None, description="As in an audit; what it scores is what is trained in.")
+    chat: ChatConfig | None = Field(
+        None,
+        exclude_if=lambda chat: chat is None,  # so that records of trials of other documents stay the same
+        description="As in an audit; what it scores is what is trained in.",
+    )
     documents: TrainingSource = Field(description="Documents that the model has not seen.")
     contaminate: ContaminationConfig = ContaminationConfig()
     models: int = Field(1, ge=1, description="Contaminated models, each with its random part and seed.")

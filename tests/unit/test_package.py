@@ -54,7 +54,7 @@ def test_everything_imported_comes_with_a_declared_package() -> None:
     shipped = [path for folder in SHIPPED for path in (ROOT / folder).rglob("*.py")]
     names = set().union(*map(imported, shipped)) - set(sys.stdlib_module_names) - {*SHIPPED, "__future__"}
     extras = PROJECT["project"]["optional-dependencies"]
-    users = (line for name in ("deepspeed", "quantization", "s3", "gs") for line in extras[name])
+    users = (line for name in ("deepspeed", "inspect", "quantization", "s3", "gs") for line in extras[name])
     declared = packages_in([*PROJECT["project"]["dependencies"], *users]) | OPTIONAL
     missing = {name for name in names if not {_plain(each) for each in places.get(name, [name])} & declared}
     assert missing == set()
