@@ -112,7 +112,7 @@ def test_a_parquet_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 def test_a_suffix_that_is_not_read_is_named_with_what_to_do(tmp_path: Path, name: str, remedy: str) -> None:
     refused = user_error(read, written(tmp_path, name, b"some"))
     assert refused.endswith(remedy)
-    assert ".tar (.jsonl, .ndjson, .json, .csv, .tsv also with .gz or .zst)" in refused
+    assert ".tar, .eval (.jsonl, .ndjson, .json, .csv, .tsv also with .gz or .zst)" in refused
 
 
 @pytest.mark.parametrize(

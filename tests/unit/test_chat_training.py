@@ -320,7 +320,7 @@ def test_a_trial_of_chats_trains_members_and_audits_with_chats(chat_model: Path,
     assert row["contradicted"] is False
     (file,) = (tmp_path / "trial").glob("audits/*/input/audit.parquet")
     table = pq.read_table(file)
-    assert table.column_names == ["id", "messages", "group"]
+    assert table.column_names == ["id", "messages", "group", "tools"]
     assert json.loads(table["messages"][0].as_py()) == talks[int(table["id"][0].as_py()[1:])]
     (record,) = (tmp_path / "trial/models").glob(f"*/{RECORD}")
     lm = opened(chat_model)
@@ -345,7 +345,7 @@ def test_prompts_and_completions_reach_the_audit_of_a_trial_as_they_were(chat_mo
     config, _ = build_trial(trial(tmp_path, chat_model, source))
     documents = read_documents(config)
     table = documents.table(np.arange(12))
-    assert set(table.column_names) == {"id", "group", "prompt", "completion"}
+    assert set(table.column_names) == {"id", "group", "prompt", "completion", "tools"}
     back = [read_completion(row["prompt"], row["completion"]) for row in table.to_pylist()]
     assert back == documents.chats
     lm = opened(chat_model)
