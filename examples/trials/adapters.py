@@ -2,9 +2,10 @@
 
 SmolLM2-135M, stored in bfloat16, is trained on passages of installed packages with LoRA of rank 8 for one epoch. Each
 way to open it scores the members and unseen passages, beside the base model in the same type, for the detectors that
-compare with it. The table has AUC, its difference from float32 and the power of a selection.
+compare with it. The table has AUC, its difference from float32, and the power of selections that the unseen passages
+calibrate. Scores are kept in the folder: a second call measures only what is new.
 
-    python -m examples.trials.adapters --out runs/adapters
+    python -m examples.trials.adapters --out runs/adapters --unseen 600
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,10 @@ WAYS: dict[str, dict[str, str]] = {
 }
 """Each way to open the model -> its settings; beside: the update is computed in float32, next to the weights."""
 
-ALPHA, SPLITS, RESAMPLES, BATCH = 0.1, 200, 2000, 8
+SELECTIONS = (("bh", 0.1), ("bh", 0.2), ("storey", 0.1), ("storey", 0.2))
+"""Procedure and alpha of each power."""
+
+SPLITS, RESAMPLES, BATCH = 200, 2000, 8
 
 Scores = dict[str, tuple[np.ndarray, np.ndarray]]
 """Detector -> scores of members and of unseen passages, float64."""
@@ -74,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         adapt(base, texts[: options.members], settings, adapter)
         for way in list(measured):
             try:
-                measured[way].append(score_passages(way, base, adapter, texts, options.members))
+                measured[way].append(kept_scores(way, base, adapter, texts, options.members))
             except UserError as error:
                 print(f"{way}: {error}", flush=True)
                 del measured[way]
@@ -127,6 +132,17 @@ def statistics(lm: LanguageModel, texts: Sequence[str]) -> list[TokenStatistics]
 _of_base: dict[tuple[str, ...], list[TokenStatistics]] = {}
 
 
+def kept_scores(way: str, base: Path, adapter: Path, texts: Sequence[str], members: int) -> Scores:
+    """`score_passages`, once for these texts, in a file beside the adapters."""
+    key = sha256(json.dumps([way, texts, members]).encode()).hexdigest()[:16]
+    file = adapter.parent / f"{adapter.name}-{key}.json"
+    if not file.exists():
+        scores = score_passages(way, base, adapter, texts, members)
+        file.write_text(json.dumps({name: [part.tolist() for part in parts] for name, parts in scores.items()}))
+    kept = json.loads(file.read_text())
+    return {name: (np.array(seen), np.array(unseen)) for name, (seen, unseen) in kept.items()}
+
+
 def score_passages(way: str, base: Path, adapter: Path, texts: Sequence[str], members: int) -> Scores:
     """Scores of the passages of a training, of which the first are members, by the model opened in a way.
 
@@ -147,14 +163,17 @@ def score_passages(way: str, base: Path, adapter: Path, texts: Sequence[str], me
     return {name: (values[:members], values[members:]) for name, values in columns.items()}
 
 
-def power(members: np.ndarray, unseen: np.ndarray, seed: int) -> float:
-    """Share of the members that Benjamini-Hochberg selects; half of the unseen calibrate, in random splits."""
+def power(members: np.ndarray, unseen: np.ndarray, procedure: str, alpha: float, seed: int) -> float:
+    """Mean share of the members that is selected over random splits of the unseen.
+
+    A quarter as many unseen passages as members are audited, at most half of them; the others calibrate.
+    """
     generator = np.random.default_rng(seed)
+    audited = min(members.size // 4, unseen.size // 2)
     shares = []
     for _ in range(SPLITS):
-        order = generator.permutation(unseen.size)
-        calibration, audited = unseen[order[: unseen.size // 2]], unseen[order[unseen.size // 2 :]]
-        chosen = select([*members, *audited], [*calibration], procedure="bh", alpha=ALPHA)
+        drawn = generator.permutation(unseen)
+        chosen = select([*members, *drawn[:audited]], [*drawn[audited:]], procedure=procedure, alpha=alpha)
         shares.append(np.mean(chosen.selected[: members.size]))
     return float(np.mean(shares))
 
@@ -194,7 +213,9 @@ def summarize_detector(way: str, name: str, trainings: Sequence[Scores], first: 
     row: dict[str, Any] = {"auc": [auc.value, auc.low, auc.high]}
     if first and way != FIRST:
         row["less that of float32"] = difference(trainings, first, name)
-    row["power"] = np.mean([power(*one[name], seed) for seed, one in enumerate(trainings)])
+    for procedure, alpha in SELECTIONS:
+        powers = [power(*one[name], procedure, alpha, seed) for seed, one in enumerate(trainings)]
+        row[f"power, {procedure} at {alpha}"] = np.mean(powers)
     return {"way": way, "detector": name, **_rounded(row)}
 
 
