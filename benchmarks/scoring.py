@@ -300,8 +300,7 @@ def chats(arguments: argparse.Namespace) -> dict[str, Any]:
     model = ModelConfig(path=str(smollm2_file()), dtype=arguments.dtype or "float32")
     gpus, shared = int(arguments.device == "cuda"), SharedModels(alone=True)
     opened = shared.copy_model(open_model, model, gpus)
-    template = chat_template(opened.tokenizer, model)
-    settings = ChatSettings({"target": template})
+    settings = ChatSettings({"target": chat_template(opened.tokenizer, model)})
     made = conversations(wikimia(arguments.texts // 2 * 2))
     rendering = settings.open("target", opened.tokenizer)
     rendered = [rendering.rendered(chat).text for chat in made]  # type: ignore[union-attr]

@@ -44,7 +44,7 @@ class ItemRuns:
     counts: np.ndarray  # int64, (items,): distinct runs of each item
 
     @classmethod
-    def of_texts(cls, texts: Sequence[str]) -> ItemRuns:
+    def from_texts(cls, texts: Sequence[str]) -> ItemRuns:
         """The runs of texts."""
         document, hashes = run_hashes(texts)
         pairs = np.unique(np.stack([hashes, document.astype(np.uint64)], axis=1), axis=0)
@@ -88,7 +88,7 @@ def largest_shares(items: Sequence[str], corpus: Iterable[Sequence[str]]) -> np.
     Returns:
         float64, (items,), in [0, 1]; NaN of an item with fewer than eight words.
     """
-    runs = ItemRuns.of_texts(items)
+    runs = ItemRuns.from_texts(items)
     most = np.zeros(len(items), dtype=np.int64)
     for texts in corpus:
         document, hashes = run_hashes(texts)

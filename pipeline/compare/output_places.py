@@ -1,7 +1,7 @@
 """The places of the files and of the page of a command: a folder that is used for nothing else.
 
-A folder of an earlier call is told by the JSON file of the command, and its files are replaced. A page alone may stand
-beside other files.
+A folder of an earlier call is recognised by the JSON file of the command, and its files are replaced. A page that is a
+single file may stand beside other files.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class _Read:
     pieces: list[str]
     places: Sequence[int | None]  # index of the token of each piece; None: it has no value
 
-    def values_of(self, values: Sequence[float | None]) -> list[float | None]:
+    def shown_values(self, values: Sequence[float | None]) -> list[float | None]:
         """The value of each piece, from those of all tokens; None where the model gives no finite one."""
         chosen = [None if place is None else values[place] for place in self.places]
         return [value if value is None or math.isfinite(value) else None for value in chosen]
@@ -106,7 +106,7 @@ class TokenReader:
             statistics = windows_in_parts(self.lm, ids, cuts, STATISTICS, PassSizes(), self.max_tokens)
             with torch.inference_mode():
                 both = torch.cat([statistics.log_prob, standardised(statistics)]).tolist()
-            log_prob, standard = (read.values_of(window_values(read.tokens.cuts, one)) for one in both)
+            log_prob, standard = (read.shown_values(window_values(read.tokens.cuts, one)) for one in both)
             output.keep(entry.document, text_key=key, pieces=read.pieces, log_prob=log_prob, standardised=standard)
             output.tokens += entry.tokens
 

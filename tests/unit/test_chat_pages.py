@@ -33,7 +33,7 @@ TALKS = {
     "one": chat("Why is it so?", "It is so for a reason."),
     "two": chat("First?", "The first answer.", "Second?", "The second answer, 数据 été."),
     "cut": chat("First?", "The first answer.", sentence(1, 1_200), "An answer that is not read."),
-    "lone": [{"role": "assistant", "content": "An answer to nobody."}],
+    "lone": [{"role": "assistant", "content": "An answer without a question."}],
     **{f"long{number}": chat(LONG, sentence(number)) for number in range(3)},
 }
 
@@ -66,7 +66,7 @@ def shown(store: Store) -> dict[str, TokenAttributions]:
         ("one", "Why is it so?\n\n", f"It is so for a reason.{END}"),
         ("two", "Second?\n\n", f"The second answer, 数据 été.{END}"),
         ("cut", "First?\n\n", f"The first answer.{END}"),
-        ("lone", "", f"An answer to nobody.{END}"),
+        ("lone", "", f"An answer without a question.{END}"),
     ],
 )
 def test_the_last_question_and_the_last_answer_that_is_read_are_shown(

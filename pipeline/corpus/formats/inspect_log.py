@@ -38,7 +38,7 @@ def _row(item: EvalItem) -> dict[str, Any]:
     }
 
 
-def _columns_of(rows: list[dict[str, Any]]) -> list[str]:
+def _column_names(rows: list[dict[str, Any]]) -> list[str]:
     """The columns, with the names of scores and of metadata."""
     nested = [f"{name}.{inner}" for name in ("scores", "metadata") for row in rows for inner in row[name]]
     return list(dict.fromkeys([*(rows[0] if rows else ()), *nested]))
@@ -50,7 +50,7 @@ def _all(shard: Shard) -> list[dict[str, Any]]:
 
 def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail: bytes) -> InputFile:
     rows = _rows_of_log(entry.path, (entry.content,))
-    columns = _columns_of(rows)
+    columns = _column_names(rows)
     base.check_columns(source, entry.name, columns)
     base.check_texts(source, entry.name, rows, columns)
     return replace(entry, rows=len(rows))
@@ -82,7 +82,7 @@ INSPECT_LOG = base.Format(
     _inspect,
     _rows,
     export=base.Exporter(_copy, lambda source: [f"{source.name}.jsonl"], records=_records),
-    columns=lambda shard: _columns_of(_all(shard)),
+    columns=lambda shard: _column_names(_all(shard)),
     suffixes=(".eval",),
     inside=".zip",
 )
