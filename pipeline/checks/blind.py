@@ -61,7 +61,7 @@ SAMPLED_SHARDS = 25
 WORDS, TOKENS, OF_PICTURES = "words", "tokens", "thumbnails, colours and files"
 OF_WINDOWED = "words and numbers of windows"
 OF_CAPTIONED = "thumbnails, colours, files and captions"
-OF_CHATS = "words of questions and answers"
+OF_CHATS = "questions and answers"
 """The input of a classifier."""
 
 _PARTS = {OF_CHATS: len(BLOCKS)}
