@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import xxhash
@@ -62,8 +63,8 @@ def run_hashes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         The text of each run, int64, and its hash, uint64, both (runs,).
     """
-    normal = pc.utf8_normalize(pc.utf8_lower(pa.array(texts, pa.string())), "NFKC")
-    words = pc.split_pattern_regex(normal, r"[^\p{L}\p{N}]+")
+    normal = pc.utf8_lower(pc.utf8_normalize(pa.array(texts, pa.string()), "NFKC"))
+    words = pc.split_pattern_regex(normal, r"[^\p{L}\p{M}\p{N}]+")
     document, word = pc.list_parent_indices(words).to_numpy(), pc.list_flatten(words).dictionary_encode()
     of_word = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in word.dictionary.to_pylist()], dtype=np.uint64)
     kept = word.indices.to_numpy() if len(word) else np.empty(0, dtype=np.int64)
@@ -142,7 +143,8 @@ def read_corpus(patterns: Sequence[str], column: str) -> Iterator[list[str]]:
         raise UserError(f"no file of the corpus is named {', '.join(patterns)}")
     for file in files:
         suffix = Path(file).suffix.lstrip(".").replace("jsonl", "json")
-        dataset = ds.dataset(file, format=suffix)
+        in_quotes = ds.CsvFileFormat(parse_options=pa.csv.ParseOptions(newlines_in_values=True))
+        dataset = ds.dataset(file, format=in_quotes if suffix == "csv" else suffix)
         if column not in dataset.schema.names:
             raise UserError(f"no column {column!r} in {file}; columns: {', '.join(dataset.schema.names)}")
         for batch in dataset.to_batches(columns=[column], batch_size=_BATCH):
@@ -150,8 +152,16 @@ def read_corpus(patterns: Sequence[str], column: str) -> Iterator[list[str]]:
 
 
 def write_scores(rows: Sequence[dict[str, Any]], scores: np.ndarray, column: str, out: Path) -> None:
-    """Write items with their scores; those without one are left to the quarantine of the run."""
-    table = pa.Table.from_pylist(list(rows)).append_column(column, pa.array(scores, from_pandas=True))
+    """Write items with their scores; those without one are left to the quarantine of the run.
+
+    Raises:
+        UserError: there are no items, or they have a column of this name.
+    """
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not rows or column in names:
+        raise UserError(f"the items have a column {column!r} already: rename it" if rows else "there are no items")
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    table = pa.table({**columns, column: pa.array(scores, from_pandas=True)})
     pq.write_table(table, out)
 
 
@@ -172,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with open(given.decon, encoding="utf-8") as report:
                 write_scores(rows, decon_scores(rows, report), "contamination", given.out)
         else:
-            texts = [str(row[given.text]) for row in rows]
+            texts = [text if isinstance(text := row.get(given.text), str) else "" for row in rows]
             write_scores(rows, largest_shares(texts, read_corpus(given.corpus, given.text)), "share", given.out)
-    except (UserError, OSError, ValueError, KeyError) as error:
+    except (UserError, OSError, ValueError, TypeError) as error:
         print(f"overlap: {error}", file=sys.stderr)
         return ExitCode.USER_ERROR
     return ExitCode.DONE

@@ -349,9 +349,12 @@ def _conversation(shard: Shard, value: Any, others: Any) -> Conversation | Unrea
     """The conversation of a row; `others` are the values of `Shard.value_columns`, None if the row cannot be read."""
     given = dict(zip(shard.value_columns, others or (), strict=False))
     tools = None if shard.tools is None else given.get(shard.tools)
-    if shard.completion is None:
-        return read_conversation(value, tools)
-    return read_completion(value, given.get(shard.completion), tools)
+    try:
+        if shard.completion is None:
+            return read_conversation(value, tools)
+        return read_completion(value, given.get(shard.completion), tools)
+    except RecursionError:
+        return Unreadable(Reason.NOT_CHAT, "its messages or tools are nested too deeply")
 
 
 def _default_id(shard: Shard, row: int) -> str:

@@ -110,6 +110,15 @@ def test_every_form_of_a_column_gives_the_same_rendering(tokenizer: Any, tmp_pat
         assert plain.chat.tools == ()
 
 
+def test_tools_that_are_nested_too_deeply_cost_a_document(tmp_path: Path) -> None:
+    deep = "[" * 900 + "]" * 900
+    rows = [{"id": "a", "talk": TALK, "tools": f'[{{"a": {deep}}}]'}, {"id": "b", "talk": TALK, "tools": None}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = documents(tmp_path / "a.jsonl", messages="talk", tools="tools")
+    assert first.problem == ("not_chat", "its messages or tools are nested too deeply")
+    assert second.chat is not None
+
+
 def test_tools_without_chats_and_missing_columns_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"id": "a", "text": "b", "talk": TALK}) + "\n")
     for source, line in (({"text": "text"}, "tools are of chats: name their messages too"),):

@@ -39,6 +39,8 @@ def test_shares_are_those_of_a_plain_loop_over_documents() -> None:
         assert largest_shares(items, batches).tolist() == expected
     assert np.isnan(largest_shares(["one two three four five six seven", "", "..."], [documents])).all()
     assert largest_shares(["a b c d e f g h"], []).tolist() == [0]
+    assert largest_shares(["\U0001d400 b c d e f g h"], [["a b c d e f g h"]]).tolist() == [1]
+    assert largest_shares(["कि की कु के को का कै कौ कं"], [["का " * 9]]).tolist() == [0]
 
 
 def test_a_report_of_decon_gives_each_item_its_largest_score() -> None:

@@ -156,6 +156,10 @@ def test_details_of_another_version_are_one_line(tmp_path: Path) -> None:
     assert "has no column 'doc', as lighteval writes it from version 0.10 on; columns: example, metrics" in line
     named = write_details(tmp_path, [{**detail(0, acc=1.0), "doc": {"query": "x", "id": "a"}}])
     assert "doc.id must be the row of the item, got 'a'" in user_error(read, named)
+    first = write_details(tmp_path, [detail(0, acc=None, em=1), detail(1, acc=1, em=0)], model="null")
+    assert "row 1: acc must be a number in [0, 1], got None" in user_error(read, first)
+    flat = write_details(tmp_path, [{**detail(0), "metric": "acc"}], model="flat")
+    assert "row 1: doc and metric must be objects, got dict and str" in user_error(read, flat)
     none = write_details(tmp_path, [detail(0, acc=1.0)], model="empty")
     pq.write_table(pq.read_table(none).slice(0, 0), none)
     assert "holds no results" in user_error(read, none)
@@ -176,6 +180,7 @@ def test_a_table_in_csv_keeps_ids_as_they_are(tmp_path: Path) -> None:
         ("model,item,correct\na,1,nan\n", "got nan for item '1'"),
         ("model,item,correct\na,1,1\na,1,0\n", "model 'a' has two results for item '1'"),
         ("model,item,correct\n", "holds no results"),
+        ("model,item,correct,correct\na,1,1,1\n", "column 'correct' occurs 2 times in"),
         ("", "cannot read results"),
     ):
         path.write_text(text)

@@ -53,6 +53,8 @@ class ItemResults:
         Raises:
             UserError: a value outside [0, 1], or a second one.
         """
+        if item is None:
+            raise UserError(f"{where}: its id is null")
         name = str(item)
         if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
             raise UserError(f"{where}: {self.metric} must be a number in [0, 1], got {value!r}; --metric names another")

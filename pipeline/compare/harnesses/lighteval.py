@@ -13,7 +13,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.compare.harnesses.base import Harness, ItemResults, ResultOptions, ResultPlace, find_metric, item_id
+from pipeline.compare.harnesses.base import (
+    METRICS,
+    Harness,
+    ItemResults,
+    ResultOptions,
+    ResultPlace,
+    find_metric,
+    item_id,
+)
 from pipeline.errors import UserError, error_line
 
 _DETAILS = re.compile(r"details_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.parquet$")
@@ -58,8 +66,12 @@ def _read(path: str, options: ResultOptions) -> list[ItemResults]:
 
 def _add(results: ItemResults, sample: Mapping[str, Any], where: str, options: ResultOptions) -> None:
     doc, metrics = sample["doc"] or {}, sample["metric"] or {}
+    if not isinstance(doc, Mapping) or not isinstance(metrics, Mapping):
+        raise UserError(
+            f"{where}: doc and metric must be objects, got {type(doc).__name__} and {type(metrics).__name__}"
+        )
     if not results.values:
-        known = [name for name, value in metrics.items() if isinstance(value, bool | int | float)]
+        known = [name for name, value in metrics.items() if name in METRICS or isinstance(value, bool | int | float)]
         results.metric = find_metric(known, options.metric, where)
     fields = {**doc, **specific} if isinstance(specific := doc.get("specific"), Mapping) else doc
     item = doc.get("id") if options.id_field is None else item_id(fields, options.id_field, where)

@@ -9,7 +9,15 @@ from typing import Any
 
 import fsspec
 
-from pipeline.compare.harnesses.base import Harness, ItemResults, ResultOptions, ResultPlace, find_metric, item_id
+from pipeline.compare.harnesses.base import (
+    METRICS,
+    Harness,
+    ItemResults,
+    ResultOptions,
+    ResultPlace,
+    find_metric,
+    item_id,
+)
 from pipeline.errors import UserError, error_line, nearest
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.:+-]+)\.jsonl$")
@@ -31,7 +39,7 @@ def _read(path: str, options: ResultOptions) -> list[ItemResults]:
         raise UserError(f"{path} has results of several filters: choose with --filter one of {', '.join(filters)}")
     if options.filter is not None and filters and options.filter not in filters:
         raise UserError(f"no filter {options.filter!r} in {path}; {nearest(options.filter, filters, 'it has')}")
-    results.filter = options.filter or next(iter(filters), None)
+    results.filter = options.filter if options.filter is not None else next(iter(filters), None)
     for number, sample in _lines(path):
         if str(sample.get("filter", "none")) == results.filter:
             _add(results, sample, f"{path} line {number}", options)
@@ -48,7 +56,7 @@ def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     sample = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise UserError(f"{path} line {number} is not JSON") from None
                 if not isinstance(sample, dict) or "doc_id" not in sample:
                     raise UserError(f"{path} line {number} is not a sample of lm-eval: it has no doc_id")
@@ -71,7 +79,9 @@ def _metrics(sample: Mapping[str, Any]) -> list[str]:
     listed = sample.get("metrics")
     known = [str(name) for name in listed] if isinstance(listed, list) else []
     return known or [
-        name for name, value in sample.items() if name not in _NOT_METRICS and isinstance(value, bool | int | float)
+        name
+        for name, value in sample.items()
+        if name not in _NOT_METRICS and (name in METRICS or isinstance(value, bool | int | float))
     ]
 
 

@@ -34,10 +34,14 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise UserError(f"cannot read results {path}: {error_line(error)}") from None
     for column in COLUMNS:
+        if (times := table.column_names.count(column)) > 1:
+            raise UserError(f"column {column!r} occurs {times} times in {path}: rename all but one")
         if column not in table.column_names:
             raise UserError(f"no column {column!r} in {path}; columns: {', '.join(table.column_names)}")
     results: dict[str, dict[str, float]] = {}
     for model, item, value in zip(*(table[column].to_pylist() for column in COLUMNS), strict=True):
+        if model is None or item is None:
+            raise UserError(f"{path}: a row has no {'model' if model is None else 'item'}")
         values, share = results.setdefault(str(model), {}), _share(value)
         if share is None:
             raise UserError(f"correct must be true, false or in [0, 1], got {value} for item {item!r} in {path}")
