@@ -59,10 +59,14 @@ def template_parts(template: str) -> tuple[tuple[str, str | None], ...]:
     """The parts of a template: a literal text, and the column behind it; None for none.
 
     Raises:
-        ValueError: braces that name no column.
+        ValueError: braces that name no column, or that are not closed.
     """
     parts = []
-    for text, name, form, conversion in string.Formatter().parse(template):
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError:
+        raise ValueError("template: a brace stands alone; write {COLUMN}, and {{ or }} for a brace") from None
+    for text, name, form, conversion in parsed:
         if name is not None and (not name or form or conversion or "[" in name):
             raise ValueError(f"template: {{{name}}} names no column; write {{COLUMN}}, and {{{{ for a brace")
         parts.append((text, name))
@@ -171,6 +175,9 @@ class SourceConfig(Section):
     revision: str | None = Field(None, description="Revision of the hub dataset: a commit, tag or branch.")
     follow_links: bool = Field(False, description="Read the regular files behind links that lead out of a folder.")
     text: str = Field("text", description="Column of texts.")
+    template: str | None = Field(
+        None, description="Text of an item with columns in braces, instead of `text`: `{question}\\n{A}\\n{B}`."
+    )
     image: Annotated[str | None, OF_OTHERS] = Field(
         None, description="Column of pictures, instead of `text`: bytes, bytes and path, or a path."
     )
@@ -221,6 +228,12 @@ class SourceConfig(Section):
         if self.dataset is not None and self.follow_links:
             raise ValueError("follow_links applies to folders, not to a dataset on the hub")
         check_keys(self.stated)
+        if self.template is not None:
+            if others := sorted(self.stated & {*type(self).model_fields}):
+                inside = "; that of permuted options stands under versions" if "versions" in others else ""
+                raise ValueError(f"template and {others[0]}: leave one of them out{inside}")
+            if not template_columns(self.template):
+                raise ValueError(f"template names no column: write {{COLUMN}} in {self.template[:40]!r}")
         if self.tools is not None and not self.has_chats:
             raise ValueError("tools are of chats: name their messages too, or prompt and completion")
         if self.window and (self.id is not None or self.group is not None):
@@ -231,14 +244,24 @@ class SourceConfig(Section):
     def _without_versions(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The settings, without keys that do not apply to the documents and without a text key that is not given."""
         values: dict[str, Any] = plain(self)
-        for name in ("versions", "scores", "tokens", "messages", "prompt", "completion", "tools", "revision"):
+        for name in (
+            "versions",
+            "scores",
+            "tokens",
+            "messages",
+            "prompt",
+            "completion",
+            "tools",
+            "revision",
+            "template",
+        ):
             if getattr(self, name) is None:
                 values.pop(name, None)
         if self.quoting == PLAIN.quoting:
             values.pop("quoting", None)
         if not self.follow_links:
             values.pop("follow_links", None)
-        if not self.has_text or self.tokens is not None or self.has_chats:
+        if not self.has_text or self.tokens is not None or self.has_chats or self.template is not None:
             values.pop("text", None)
         return values
 
@@ -259,7 +282,7 @@ class SourceConfig(Section):
             return self.score_columns[0]
         if self.versions is not None and not self.window:
             return self.versions.permute or self.versions.column
-        return self.tokens or self.messages or self.prompt or self.image or self.text
+        return next(iter(self.item), None) or self.tokens or self.messages or self.prompt or self.image or self.text
 
     @property
     def has_text(self) -> bool:
@@ -307,16 +330,21 @@ class SourceConfig(Section):
         return self.versions is not None and self.versions.differing
 
     @property
-    def template(self) -> str:
-        """The template of the text of items whose options are permuted; empty if there are none."""
-        return "" if self.versions is None else self.versions.template or ""
+    def item(self) -> tuple[str, ...]:
+        """The columns of which the text of an item is made; empty if the text is one column."""
+        return () if self.template is None else tuple(template_columns(self.template))
+
+    @property
+    def item_template(self) -> str:
+        """The template of the text of items, whose options may be permuted; empty if there are none."""
+        return self.template or ("" if self.versions is None else self.versions.template or "")
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
         given = (self.content, self.completion, self.tools, self.id, self.group, self.caption)
         named = [column for column in given if column is not None]
-        return list(dict.fromkeys([*named, *self.companions, *self.score_companions]))
+        return list(dict.fromkeys([*named, *self.item, *self.companions, *self.score_companions]))
 
 
 def _described(key: str) -> str:

@@ -24,7 +24,7 @@ from pipeline.corpus.formats import format_named
 from pipeline.corpus.formats.base import DEADLY, Row, Unreadable, Watch, encodable, overlong, unwatched
 from pipeline.corpus.input_files import Overlong
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.options import order_options, window_orders
+from pipeline.corpus.options import item_text, order_options, window_orders
 from pipeline.corpus.picture_files import picture_bytes, picture_problem
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
@@ -329,6 +329,8 @@ def _checked(shard: Shard, row: int, text: Any, identity: Any, group: Any, capti
             return Document(row, doc_id, "", label, scores=given)
         scores = given
     text = ids_text(text) if shard.token_ids else text
+    if shard.item and not isinstance(text, Unreadable):
+        text = item_text(shard.template, dict(zip(shard.item, caption, strict=True)), text_problem)
     chat: Conversation | None = None
     if shard.chats:
         read = _conversation(shard, text, caption)

@@ -460,7 +460,7 @@ def plan_shards(
 def _drawn(whole: Shard) -> Shard:
     """The shard of an input with what the check of draws reads: columns of right answers, or who drew its versions."""
     form = format_named(whole.format)
-    if whole.template and form.columns is not None:
+    if whole.template and not whole.item and form.columns is not None:
         other = {whole.text, whole.id_column, whole.group_column, *whole.companions}
         columns = dict.fromkeys([*form.columns(whole), *_beside(whole)])
         return replace(whole, answers=tuple(name for name in columns if name not in other and names_answers(name)))

@@ -1,4 +1,4 @@
-"""Orders as versions: of the options of multiple-choice items or the rows of a file, if all were equally likely.
+"""Items of benchmarks as texts, and orders as versions: of their options or of the rows of a file.
 
 Whether a document is left out, and which orders are its versions, depends on the unordered options or rows alone: a
 rule that reads the published order would break the guarantee.
@@ -11,6 +11,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +29,9 @@ MOST_ORDERS = 24
 COLUMNS = 4
 """Number of sets of positions whose orders are the versions of a run of rows."""
 
+_LETTERS = [f"{letter}. " for letter in string.ascii_uppercase]
+_PLAIN = (int, float, Decimal, date)
+
 _NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion once "
@@ -41,6 +46,49 @@ _MEASURES = (  # units, and words around numbers
     "metres miles feet inches bc ad bce ce am pm a.m. p.m. century centuries the of to and or about around between "
     "than less more over under at least most in on"
 )
+
+
+def item_text(
+    template: str, values: Mapping[str, Any], text_problem: Callable[[Any], Unreadable | None]
+) -> str | Unreadable:
+    """The text of an item, whose columns hold texts, numbers, dates, truth values, or lists of texts, the options.
+
+    Args:
+        template: template of the text; each option is one line, with its mark or, where options have none, a letter.
+        values: values of the columns of the template.
+        text_problem: returns why a text cannot be scored.
+    """
+    written = {}
+    for name, value in values.items():
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                return Unreadable(Reason.UNDECODABLE, f"column {name!r}: byte {error.start} is not UTF-8")
+        if value is None or value != value:
+            return Unreadable(Reason.NOT_TEXT, f"no value in column {name!r}")
+        if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+            marks = option_marks(value)
+            before = _LETTERS if marks is None else marks.prefixes
+            value = _option_lines(before, value if marks is None else marks.bare)
+        elif isinstance(value, bool):
+            value = str(value).lower()
+        elif isinstance(value, _PLAIN):
+            value = str(value)
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            return Unreadable(
+                Reason.NOT_TEXT, f"column {name!r} holds a {kind}, not a text, a number or a list of texts"
+            )
+        if (problem := text_problem(value)) is not None:
+            return Unreadable(problem.reason, f"column {name!r}: {problem.message}")
+        written[name] = value
+    return fill_template(template, written)
+
+
+def _option_lines(marks: Sequence[str], options: Sequence[str]) -> str:
+    """The options of an item, one in a line behind its mark."""
+    return "\n".join(f"{mark}{option}" for mark, option in zip(marks, options, strict=False))
 
 
 def order_options(
@@ -66,14 +114,14 @@ def order_options(
         if value is None:
             return Unreadable(Reason.NOT_TEXT, f"no value in column {name!r}")
     marks = None if keep_marks else option_marks(options)
-    before = [f"{letter}. " for letter in string.ascii_uppercase]
+    before = _LETTERS
     if marks is not None:
         before, options = list(marks.prefixes), marks.bare
     if (left := why_left_out(options)) is not None:
         return left
     texts = {}
     for order in itertools.permutations(range(len(options))):
-        lines = "\n".join(f"{mark}{options[i]}" for mark, i in zip(before, order, strict=False))
+        lines = _option_lines(before, [options[i] for i in order])
         texts[fill_template(template, {**values, column: lines})] = order
     (published, _), *_ = texts.items()  # permutations begin with the order as it stands
     ordered = sorted(texts, key=lambda text: sha256(text.encode(errors="surrogatepass")).digest())

@@ -57,7 +57,8 @@ class Shard:
     caption_column: str | None = None  # column of captions
     dialect: Dialect = PLAIN
     companions: tuple[str, ...] = ()  # `VersionsConfig.companions`, if `text` is the column of versions
-    template: str = ""  # template of the text of items whose options are `text`; empty if there are none
+    template: str = ""  # template of the text of items; empty if there are none
+    item: tuple[str, ...] = ()  # columns of the template; empty if its options are `text`, to be permuted
     window: int = 0  # number of rows of a document whose versions are their orders; 0: a document is one row
     differing: bool = False  # whether only what differs between versions is scored
     scores: tuple[str, ...] = ()  # `SourceConfig.score_companions`; empty if a model scores the documents
@@ -100,6 +101,7 @@ class Shard:
             "companions": tuple(value.get("companions", ())),
             "scores": tuple(value.get("scores", ())),
             "answers": tuple(value.get("answers", ())),
+            "item": tuple(value.get("item", ())),
         }
         return cls(**{name: held for name, held in {**value, **shared, **given}.items() if name not in _DIALECT})
 
@@ -115,9 +117,9 @@ class Shard:
 
     @property
     def value_columns(self) -> tuple[str, ...]:
-        """The columns that are read with the documents: those of versions, of scores, or of completions and tools."""
+        """The columns that are read with the documents: those of versions, scores, items, or completions and tools."""
         of_chats = tuple(column for column in (self.completion, self.tools) if column is not None)
-        return (*self.companions, *self.answers) or self.scores or of_chats
+        return (*self.companions, *self.answers) or self.scores or self.item or of_chats
 
 
 def whole_shard(
@@ -148,7 +150,8 @@ def whole_shard(
         caption_column=source.caption,
         dialect=entry.dialect,
         companions=source.companions,
-        template=source.template,
+        template=source.item_template,
+        item=source.item,
         window=source.window,
         differing=source.differing,
         scores=source.score_companions,
@@ -179,6 +182,7 @@ _DIALECT = ("encoding", "delimiter", "quoting")
 _OMITTED = (
     "companions",
     "template",
+    "item",
     "window",
     "differing",
     "scores",
@@ -216,6 +220,8 @@ def shard_fingerprint(fingerprint: Mapping[str, Any], shard: Shard) -> dict[str,
         columns += ["window", str(shard.window)]
     if shard.scores:
         columns += ["scores", *shard.scores]
+    if shard.item:
+        columns += ["template", shard.template]
     if shard.token_ids:
         columns += ["token_ids"]
     if shard.chats:

@@ -223,6 +223,8 @@ def check_applies(key: str, source: SourceConfig, formats: Iterable[Format]) -> 
         raise SettingError(key, f".{stated}{fault}")
     if source.scores and (whole := [name for name, form in present.items() if form.unit in ("file", "sample")]):
         raise SettingError(key, f".scores are columns of a table, and {', '.join(whole)} files have none")
+    if source.template is not None and (whole := [name for name, form in present.items() if form.unit == "file"]):
+        raise SettingError(key, f".template names columns, and {', '.join(whole)} files have none")
     if source.window and (whole := [name for name, form in present.items() if form.unit == "file"]):
         fault = f".versions: the rows of a file are permuted, and {', '.join(whole)} files hold one text"
         raise SettingError(key, fault)

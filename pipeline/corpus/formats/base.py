@@ -174,7 +174,7 @@ def not_text(source: SourceConfig, name: str, held: str, fields: Sequence[str], 
 
 def holds_texts(source: SourceConfig) -> bool:
     """Whether the content of a document is one text."""
-    others = source.image or source.tokens or source.companions or source.has_chats
+    others = source.image or source.tokens or source.companions or source.has_chats or source.item
     return not others and source.has_text
 
 

@@ -41,6 +41,9 @@ def check_schema(schema: pa.Schema, source: SourceConfig, name: str) -> None:
             raise UserError(f"column {column!r} in {name} holds {held}, not numbers; {hint}")
     if not source.has_text:
         return
+    if source.item:
+        _check_item_columns(schema, source.item, name)
+        return
     kind = _column_type(schema, source.content)
     listed = _is_list(kind)
     if source.tokens is not None:
@@ -133,6 +136,27 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(check(kind) for check in stringlike) or str(kind) == "string_view"
 
 
+def _check_item_columns(schema: pa.Schema, columns: Sequence[str], name: str) -> None:
+    """Check that the columns of a template hold texts, numbers, dates or lists of texts. Raises UserError."""
+    for column in columns:
+        kind = _column_type(schema, column)
+        held = kind.value_type if _is_list(kind) else kind
+        plain = pa.types.is_temporal(held) or pa.types.is_boolean(held) or pa.types.is_null(held) or _is_number(held)
+        if not _is_text(held) and not (plain and held is kind):
+            raise UserError(
+                f"column {column!r} in {name} holds {kind}, and template takes texts, numbers and lists of texts; "
+                f"columns: {', '.join(schema.names)}"
+            )
+
+
+def _written(column: Any) -> list[Any]:
+    """The values of a column, single-precision numbers with the digits that they were written with."""
+    single = pa.types.is_float32(column.type) or pa.types.is_float16(column.type)
+    to_digits = column.type.to_pandas_dtype() if single else None
+    values = column.to_pylist()
+    return [None if one is None else float(str(to_digits(one))) for one in values] if to_digits else values
+
+
 def _check_picture_column(schema: pa.Schema, column: str, name: str) -> None:
     """Check that a column holds bytes, records of bytes and path, or text. Raises UserError."""
     kind = _column_type(schema, column)
@@ -181,7 +205,8 @@ def table_rows(shard: Shard, batches: Iterable[tuple[int, pa.RecordBatch]], watc
         others = [column_values(batch, name).to_pylist() if name else itertools.repeat(None) for name in names]
         captions = _decoded(column_values(batch, caption), binary=False) if caption else itertools.repeat(None)
         if shard.value_columns:
-            captions = zip(*(column_values(batch, name).to_pylist() for name in shard.value_columns), strict=True)
+            values = (column_values(batch, name) for name in shard.value_columns)
+            captions = zip(*(_written(one) if shard.item else one.to_pylist() for one in values), strict=True)
         for row, (text, *rest) in enumerate(zip(texts, *others, captions, strict=False), first):
             yield row, base.DEADLY if watch(row, False) else text, *rest
         given += len(batch)

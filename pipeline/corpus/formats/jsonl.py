@@ -239,7 +239,8 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
         return base.overlong(line, "bytes", shard)
     try:
         text = line.removeprefix(_MARK).decode(shard.dialect.encoding, "surrogateescape")
-        value = json.loads(text)
+        written = str if shard.item else None  # the numbers of an item are a part of its text
+        value = json.loads(text, parse_float=written, parse_int=written)
         repeated = repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
         return base.Unreadable(Reason.UNDECODABLE, f"not a JSON line: {json_fault(error)}")

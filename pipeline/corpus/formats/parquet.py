@@ -259,10 +259,10 @@ def column_chunks(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int
     return [index for index, path in enumerate(paths) if path in columns or path.startswith(parts)]
 
 
-def count_text_bytes(metadata: pq.FileMetaData, text: str) -> int:
-    """Decompressed bytes of a column that was checked."""
+def count_text_bytes(metadata: pq.FileMetaData, columns: Sequence[str]) -> int:
+    """Decompressed bytes of columns that were checked."""
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    chunks = column_chunks(metadata, [text])
+    chunks = column_chunks(metadata, columns)
     return sum(group.column(index).total_uncompressed_size for group in groups for index in chunks)
 
 
@@ -278,7 +278,7 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
     if is_local(fs):  # of a remote file it would take a request
         _keep_footer(_file_key(entry.path, fs, place), metadata)
     check_schema(footer.schema_arrow, source, name)
-    return replace(entry, rows=rows, text_bytes=count_text_bytes(metadata, source.content))
+    return replace(entry, rows=rows, text_bytes=count_text_bytes(metadata, source.item or [source.content]))
 
 
 def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str) -> int:
@@ -306,7 +306,8 @@ def _rows_of_footer(metadata: pq.FileMetaData, columns: Sequence[str], name: str
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     assert shard.stop is not None
-    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, [shard.text])
+    long = shard.item or [shard.text]
+    batches = parquet_batches(shard.path, base.wanted_columns(shard), shard.start, shard.stop, long)
     yield from table_rows(shard, batches, watch)
 
 
