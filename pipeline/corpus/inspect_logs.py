@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
+
+import fsspec
 
 from pipeline.errors import UserError, error_line, not_opened
 
@@ -85,12 +88,34 @@ def open_log(path: str) -> EvalLog:
     return EvalLog(path, spec.model, spec.task, str(spec.created), ids, data.samples or len(ids), bool(data.shuffled))
 
 
+def _check_archive(path: str) -> None:
+    """Check that a file is a zip archive with the head of a log.
+
+    Raises:
+        UserError: it is another file.
+        OSError: it cannot be read.
+    """
+    with fsspec.open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                held = archive.namelist()
+        except (zipfile.BadZipFile, ValueError):
+            raise UserError(f"{path} is no log of inspect_ai: it is no whole zip archive, as .eval files are") from None
+    if not {*held} & {"header.json", "_journal/start.json"}:
+        first = f"; it holds {', '.join(held[:3])}" if held else ""
+        raise UserError(f"{path} is no log of inspect_ai: a zip archive without header.json{first}")
+
+
 def _read_log(path: str, samples: bool) -> Any:
     try:
         # slow import, needed only here, of an optional package
         from inspect_ai.log import read_eval_log
     except ImportError as error:
         raise UserError(f"cannot read {path}: {not_opened(error)}") from None
+    try:
+        _check_archive(path)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"cannot read the log {path}: {not_opened(error)}") from None
     try:
         if not samples:
             return read_eval_log(path, header_only=True)

@@ -2,8 +2,10 @@
 
 import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,9 +109,9 @@ def test_logs_that_hold_no_results_are_one_line(evaluated: Evaluated, tmp_path: 
     assert "--filter is of sample files of lm-eval" in user_error(read, log, metric="match", filter="none")
     assert "has no samples: run inspect eval" in user_error(read, evaluated("none", log_samples=False))
     (tmp_path / "x.eval").write_text("{}")
-    assert "cannot read the log" in user_error(read, tmp_path / "x.eval")
+    assert "is no log of inspect_ai" in user_error(read, tmp_path / "x.eval")
     (tmp_path / "y.eval").write_bytes(log.read_bytes()[:500])
-    assert "cannot read the log" in user_error(read, tmp_path / "y.eval")
+    assert "is no whole zip archive" in user_error(read, tmp_path / "y.eval")
 
 
 def write_details(folder: Path, rows: Sequence[dict[str, Any]], model: str = "org/model", date: str = DATE) -> Path:
@@ -185,6 +187,58 @@ def test_a_table_in_csv_keeps_ids_as_they_are(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         assert line in user_error(read_results_table, str(path)), json.dumps(text)
+
+
+def test_a_table_is_read_in_the_encoding_of_its_mark_and_another_is_named(tmp_path: Path) -> None:
+    path, text = tmp_path / "my items.csv", "model,item,correct\na,caf\xe9,1\n"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-32"):
+        path.write_bytes(text.encode(encoding))
+        assert read_results_table(str(path)) == {"a": {"caf\xe9": 1.0}}, encoding
+    path.write_bytes(b"\xfe\xff" + text.encode("utf-16-be"))
+    assert read_results_table(str(path)) == {"a": {"caf\xe9": 1.0}}
+    path.write_bytes(text.encode("latin-1"))
+    line = f"byte 24 is not UTF-8; save the file in UTF-8: iconv -f cp1252 -t utf-8 '{path}' > utf8.csv"
+    assert line in user_error(read_results_table, str(path))
+
+
+def test_blanks_around_values_of_a_csv_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text('model , item, correct\n a ,\t7, 1\n"a " , "b c" ,0 \n')
+    assert read_results_table(str(path)) == {"a": {"7": 1.0, '"b c"': 0.0}}
+    path.write_text("model,item,correct\na,1,1\na, ,1\n")
+    assert f"{path}: row 2 has no item" in user_error(read_results_table, str(path))
+    path.write_text("model,item,correct\na,1,1\na, 1,1\n")
+    assert "model 'a' has two results for item '1'" in user_error(read_results_table, str(path))
+
+
+def test_a_parquet_table_may_hold_decimals_and_repeat_columns_that_are_not_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "items.parquet")
+    arrays = [pa.array(["a"]), pa.array([7]), pa.array([Decimal("1.0")]), pa.array([1]), pa.array([2])]
+    pq.write_table(pa.Table.from_arrays(arrays, names=["model", "item", "correct", "x", "x"]), path)
+    assert read_results_table(path) == {"a": {"7": 1.0}}
+    pq.write_table(pa.Table.from_arrays(arrays, names=["model", "item", "correct", "correct", "x"]), path)
+    assert "column 'correct' occurs 2 times in" in user_error(read_results_table, path)
+    pq.write_table(pa.Table.from_arrays(arrays, names=["model", "item", "right", "x", "x"]), path)
+    assert "no column 'correct' in" in (line := user_error(read_results_table, path))
+    assert line.endswith("columns: model, item, right, x, x")
+
+
+def test_another_file_named_as_a_log_is_one_line_of_our_own(tmp_path: Path) -> None:
+    pytest.importorskip("inspect_ai", reason="the extra inspect is not installed")
+    path = tmp_path / "x.eval"
+    for names, line in (
+        (
+            ["a.txt", "b.txt"],
+            f"{path} is no log of inspect_ai: a zip archive without header.json; it holds a.txt, b.txt",
+        ),
+        ([], f"{path} is no log of inspect_ai: a zip archive without header.json"),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "x")
+        assert user_error(read, path) == line
+    path.write_text("{}")
+    assert user_error(read, path) == f"{path} is no log of inspect_ai: it is no whole zip archive, as .eval files are"
 
 
 def test_scores_of_a_log_of_inspect_ai_are_audited(

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from decimal import Decimal
+from shlex import quote
 from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from pipeline.compare.harnesses.base import Harness, ItemResults, ResultOptions
+from pipeline.config.dialect import mark_of
 from pipeline.errors import UserError, error_line
 
 COLUMNS = ("model", "item", "correct")
+_LONGEST_MARK = 4
 _SUFFIXES = (".parquet", ".csv")
 _WORDS = {"true": 1.0, "false": 0.0}
 
@@ -30,18 +35,18 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
     """
     try:
         with fsspec.open(path, "rb") as file:
-            table = _parsed(path, file.read())
+            names, table = _parsed(path, file.read())
     except (OSError, ValueError, pa.ArrowInvalid) as error:
         raise UserError(f"cannot read results {path}: {error_line(error)}") from None
     for column in COLUMNS:
-        if (times := table.column_names.count(column)) > 1:
+        if (times := names.count(column)) > 1:
             raise UserError(f"column {column!r} occurs {times} times in {path}: rename all but one")
-        if column not in table.column_names:
-            raise UserError(f"no column {column!r} in {path}; columns: {', '.join(table.column_names)}")
+        if column not in names:
+            raise UserError(f"no column {column!r} in {path}; columns: {', '.join(names)}")
     results: dict[str, dict[str, float]] = {}
-    for model, item, value in zip(*(table[column].to_pylist() for column in COLUMNS), strict=True):
-        if model is None or item is None:
-            raise UserError(f"{path}: a row has no {'model' if model is None else 'item'}")
+    for row, (model, item, value) in enumerate(zip(*(table[column].to_pylist() for column in COLUMNS), strict=True), 1):
+        if model in (None, "") or item in (None, ""):
+            raise UserError(f"{path}: row {row} has no {'model' if model in (None, '') else 'item'}")
         values, share = results.setdefault(str(model), {}), _share(value)
         if share is None:
             raise UserError(f"correct must be true, false or in [0, 1], got {value} for item {item!r} in {path}")
@@ -53,13 +58,30 @@ def read_results_table(path: str) -> dict[str, dict[str, float]]:
     return dict(sorted(results.items()))
 
 
-def _parsed(path: str, data: bytes) -> pa.Table:
-    """The table of a file; of CSV all columns are texts, so that ids such as 007 stay as they are."""
+def _parsed(path: str, data: bytes) -> tuple[list[str], pa.Table]:
+    """The names of all columns of a file, and the columns that count.
+
+    Those of CSV are texts without the blanks around them, so that ids such as 007 stay as they are.
+    """
     if not path.endswith(".csv"):
-        return pq.read_table(io.BytesIO(data), page_checksum_verification=True)
+        # not pq.read_table, which refuses a column that occurs twice although nobody reads it
+        parquet = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
+        names = parquet.schema_arrow.names
+        return names, parquet.read(columns=[name for name in COLUMNS if name in names])
+    encoding, _ = mark_of(data[:_LONGEST_MARK]) or ("utf-8", b"")
+    try:
+        data = data.decode(encoding).removeprefix("\ufeff").encode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"cannot read results {path}: byte {error.start} is not {encoding.upper()}; save the file in UTF-8: "
+            f"iconv -f cp1252 -t utf-8 {quote(path)} > utf8.csv"
+        ) from None
     names = pa.csv.open_csv(io.BytesIO(data)).schema.names
     texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
-    return pa.csv.read_csv(io.BytesIO(data), convert_options=texts)
+    table = pa.csv.read_csv(io.BytesIO(data), convert_options=texts)
+    columns = [pc.utf8_trim_whitespace(column) for column in table.columns]
+    names = [name.strip() for name in table.column_names]
+    return names, pa.Table.from_arrays(columns, names=names)
 
 
 def _share(value: Any) -> float | None:
@@ -69,7 +91,7 @@ def _share(value: Any) -> float | None:
             value = _WORDS[word] if (word := value.strip().lower()) in _WORDS else float(value)
         except ValueError:
             return None
-    return float(value) if isinstance(value, bool | int | float) and 0 <= value <= 1 else None
+    return float(value) if isinstance(value, bool | int | float | Decimal) and 0 <= value <= 1 else None
 
 
 def _read(path: str, options: ResultOptions) -> Iterator[ItemResults]:
