@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,6 +59,9 @@ LEAST_TOKENS = 20
 CHANCE = 4
 """Most places at which values seem to belong to other tokens by chance."""
 
+LOWER_AGAIN = 3.0
+"""Standard errors by which log-probabilities of a text that is read again may be lower than at first, by chance."""
+
 MOST_SPECIAL = 2
 """Most special tokens before a prompt without a chat template, such as [gMASK] and <sop>; one may stand behind it."""
 
@@ -72,8 +76,9 @@ _REST = (
     "he sold the map for eleven coins and a promise of plums",
     "the ferry bell rang twice, then the fog took every sound away",
 )
-PROBES = (f"{_START}.", f"{_START}; {'; '.join(_REST)}.")
-"""Texts of two lengths that no model knows by heart, in ASCII, which every tokenizer can give back."""
+PROBES = (f"{_START}.", f"{_START}; {'; '.join(_REST)}; {_START}.")
+"""Texts of two lengths that no model knows by heart, in ASCII, which every tokenizer can give back. The second ends as
+the first: a language model predicts a text that it reads again."""
 
 _CHAT_WORDS = re.compile(r"user|assistant|system|human|inst\b|role|turn|header|message|channel", re.IGNORECASE)
 
@@ -309,7 +314,7 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
         raise FormError(f"{_counts(answers[0])}, and in another answer {_counts(answers[1])}")
     texts, marks = short.texts and long.texts, short.marks and long.marks
     form = AnswerForm(way, short.unlisted, max(short.behind, long.behind), texts, marks)
-    lengths = []
+    lists = []
     for answer, probe in zip(answers, PROBES, strict=True):
         try:
             values = read_log_probs(answer, probe, form)
@@ -320,7 +325,8 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
         if values == sorted(values, reverse=True):
             raise FormError("its log-probabilities fall from token to token: they are sums over all tokens before")
         _check_places(answer)
-        lengths.append(len(values))
+        lists.append(values)
+    lengths = [len(values) for values in lists]
     if lengths[0] < LEAST_TOKENS - 1:
         raise FormError(f"{lengths[0]} values for a text of {len(PROBES[0].split())} words")
     if lengths[1] < lengths[0] * len(PROBES[1]) / len(PROBES[0]) / 2:
@@ -328,7 +334,27 @@ def form_of_answers(way: Way, answers: Sequence[PromptAnswer]) -> AnswerForm:
             f"{lengths[0]} values for a text of {len(PROBES[0].split())} words, and {lengths[1]} for one of "
             f"{len(PROBES[1].split())}: the endpoint cuts prompts"
         )
+    _check_read_again(*lists)
     return form
+
+
+def _check_read_again(first: Sequence[float], again: Sequence[float]) -> None:
+    """Check that the text of the first probe is not less likely at the end of the second, which repeats it.
+
+    A language model predicts what it has read before. A server that takes the value of a token from the prediction of
+    the next one reports how likely the token is to stand there twice: in a text that is read again, even less likely.
+
+    Raises:
+        FormError: it is less likely by more than chance.
+    """
+    number = len(first) - 2  # the first tokens may be others behind a blank
+    gains = [after - before for before, after in zip(first[-number:], again[-number:], strict=True)]
+    gain = statistics.fmean(gains)
+    if gain < -LOWER_AGAIN * statistics.stdev(gains) / math.sqrt(number):
+        raise FormError(
+            f"a text that it reads again is less likely by {-gain:.1f} a token: its log-probabilities are not those of "
+            "the tokens beside them"
+        )
 
 
 def _check_places(answer: PromptAnswer) -> None:

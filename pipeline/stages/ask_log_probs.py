@@ -48,8 +48,11 @@ from pipeline.stages.base import (
 from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
-CHECKS = 2
+CHECKS = 3
 """Version of the checks of answers; answers that passed those of another version are not used."""
+
+STOPS = (" ", "e", ".", "\n")
+"""Ends of an unwanted continuation: llama-cpp-python takes a limit of 0 tokens for none, and fills its context."""
 
 SCHEMA = rows_schema(("log_probs", pa.list_(pa.float64())))
 """Natural log-probabilities, <= 0; the first token has none."""
@@ -153,7 +156,8 @@ class PromptRequest:
         body: dict[str, Any] = {"model": model.name, "prompt": self.text, "temperature": 0}
         if self.way == "prompt_logprobs":
             return body | {"max_tokens": 1, "prompt_logprobs": 0}
-        return body | {"max_tokens": self.generated, "echo": True, "logprobs": 1}
+        body |= {"max_tokens": self.generated, "echo": True, "logprobs": 1}
+        return body if self.generated else body | {"stop": STOPS}
 
 
 Parsed = TypeVar("Parsed")

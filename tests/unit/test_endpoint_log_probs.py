@@ -208,6 +208,38 @@ def sums(answer: dict[str, Any], values: list[Any]) -> None:
     values[1:] = itertools.accumulate(value / 100 for value in values[1:])
 
 
+def predicting(body: dict[str, Any]) -> list[str]:
+    """The token that a language model holds for the likeliest behind each token: the one that followed it before."""
+    following, likeliest = dict[str, str](), list[str]()
+    texts = adapter_tokens(body["prompt"]).decoded
+    for place, text in enumerate(texts):
+        if place:
+            following[texts[place - 1]] = text
+        likeliest.append(following.get(text, ""))
+    return likeliest
+
+
+def by_a_model(early: bool) -> Respond:
+    """The values of a model that has learnt to repeat; if early, taken from the prediction behind each token."""
+
+    def act(body: dict[str, Any]) -> Any:
+        if not dialects.echoing(body):
+            return refused(body, "echo")
+        texts, likeliest = adapter_tokens(body["prompt"]).decoded, predicting(body)
+        values: list[Any] = [None]
+        for place, text in enumerate(texts[1:], 1):
+            predicted = likeliest[place if early else place - 1]
+            noise = -(place % 7) / 3
+            values.append(noise - (0.1 if predicted == text else 12 if predicted else 8))
+        answer = echo(texts, values, body["prompt"], body["max_tokens"])
+        answer["choices"][0]["logprobs"]["top_logprobs"] = [
+            None if value is None else {text: value} for text, value in zip(texts, values, strict=False)
+        ]
+        return answer
+
+    return act
+
+
 def shorter(answer: dict[str, Any], values: list[Any]) -> None:
     del values[-3:]
 
@@ -265,6 +297,7 @@ BAD: dict[str, tuple[Respond, str]] = {
     "one token early, and none for the last": (of_openai(early), "the list is shifted by one"),
     "one token early": (of_openai(early_with_a_last), "are those of the next tokens: the list is shifted by one"),
     "values one token early": (of_openai(early_values), "are not those of the likeliest tokens beside them"),
+    "of predictions one token late": (by_a_model(early=True), "are not those of the tokens beside them"),
     "of other tokens": (of_openai(likelier_than_the_likeliest), "are not those of the likeliest tokens beside them"),
     "sums": (of_openai(sums), "they are sums over all tokens before"),
     "order": (of_openai(shifted), "do not give the text that was sent"),
@@ -382,6 +415,18 @@ def test_llama_cpp_python_is_asked_for_one_token_behind_an_echo_and_not_for_all(
     assert server.bodies[-1] == {
         "model": "stub", "prompt": TEXT, "temperature": 0, "max_tokens": 1, "echo": True, "logprobs": 1
     }  # fmt: skip
+
+
+def test_a_model_that_repeats_what_it_reads_is_believed() -> None:
+    with openai_server(respond=by_a_model(early=False)) as server:
+        assert check_stages(build_config(audit(server.url)))
+
+
+def test_a_continuation_is_stopped_where_no_token_is_to_be_generated() -> None:
+    with openai_server(respond=dialects.openai_legacy) as server:
+        read(server.url, TEXT)
+    assert all(body["stop"] for body in server.bodies if body["max_tokens"] == 0)
+    assert {body["max_tokens"] for body in server.bodies if dialects.echoing(body)} == {0}
 
 
 def test_texts_are_compared_without_blanks_case_and_compatibility_forms() -> None:
