@@ -10,11 +10,14 @@ report of allenai/decon, the largest contamination score of its entries, and 0 w
 from __future__ import annotations
 
 import argparse
+import codecs
 import glob
+import gzip
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,15 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import xxhash
 
-from pipeline.errors import ExitCode, UserError
+from pipeline.errors import ExitCode, UserError, error_line
 
 WORDS = 8
 """Words of a run. An item with fewer words has no score."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _BATCH = 2_000
+_LONGEST = 1 << 27
+"""Bytes of a file of CSV that are read together, and so the longest record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,12 +111,13 @@ def largest_shares(items: Sequence[str], corpus: Iterable[Sequence[str]]) -> np.
     return np.divide(most, runs.counts, out=np.full(len(items), np.nan), where=runs.counts > 0)
 
 
-def decon_scores(rows: Sequence[dict[str, Any]], report: Iterable[str]) -> np.ndarray:
+def decon_scores(rows: Sequence[dict[str, Any]], report: Iterable[tuple[int, dict[str, Any]]], name: str) -> np.ndarray:
     """The largest contamination score of each item in a report of allenai/decon; 0 without an entry.
 
     Args:
         rows: items with `eval_key` and `eval_instance_index`, as in the reference files of decon.
-        report: lines of the report.
+        report: entries of the report, with the numbers of their lines.
+        name: name of the report, for messages.
 
     Returns:
         float64, (items,).
@@ -120,35 +126,102 @@ def decon_scores(rows: Sequence[dict[str, Any]], report: Iterable[str]) -> np.nd
         UserError: an item, or a line, without these fields.
     """
     best: dict[tuple[str, int], float] = {}
-    for number, line in enumerate(report, 1):
+    for number, entry in report:
         try:
-            entry = json.loads(line)
             key = str(entry["eval_key"]), int(entry["eval_instance_index"])
             best[key] = max(best.get(key, 0.0), float(entry["contamination_score"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise UserError(f"line {number} is no entry of a report of decon: {error!r}") from None
+            raise UserError(f"{name} line {number} is no entry of a report of decon: {error!r}") from None
     if lacking := [row for row in rows if not {"eval_key", "eval_instance_index"} <= {*row}]:
         raise UserError(f"{len(lacking):,} items have no eval_key and eval_instance_index, as items of decon have")
     return np.array([best.get((str(row["eval_key"]), int(row["eval_instance_index"])), 0.0) for row in rows])
 
 
 def read_corpus(patterns: Sequence[str], column: str) -> Iterator[list[str]]:
-    """Batches of the texts of Parquet, Arrow, CSV and JSONL files.
+    """Batches of the texts of Parquet, Arrow, CSV and JSONL files; CSV and JSONL also as `.gz`.
 
     Raises:
-        UserError: no file, or no such column.
+        UserError: no file, one that cannot be read, no such column, or one that holds no texts.
     """
     files = sorted(file for pattern in patterns for file in glob.glob(pattern, recursive=True))
     if not files:
         raise UserError(f"no file of the corpus is named {', '.join(patterns)}")
     for file in files:
-        suffix = Path(file).suffix.lstrip(".").replace("jsonl", "json")
-        in_quotes = ds.CsvFileFormat(parse_options=pa.csv.ParseOptions(newlines_in_values=True))
-        dataset = ds.dataset(file, format=in_quotes if suffix == "csv" else suffix)
-        if column not in dataset.schema.names:
-            raise UserError(f"no column {column!r} in {file}; columns: {', '.join(dataset.schema.names)}")
-        for batch in dataset.to_batches(columns=[column], batch_size=_BATCH):
-            yield [text or "" for text in batch.column(column).to_pylist()]
+        suffix = Path(file.removesuffix(".gz")).suffix
+        if suffix not in _READERS or (file.endswith(".gz") and suffix not in _TEXTS):
+            raise UserError(f"{file} is none of {', '.join(_READERS)}; {' and '.join(_TEXTS)} may be compressed (.gz)")
+        try:
+            yield from _READERS[suffix](file, column)
+        except (OSError, EOFError, pa.ArrowException) as error:
+            raise UserError(f"cannot read {file}: {error_line(error)}") from None
+
+
+def numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, with their numbers from 1. Only a line feed ends a line."""
+    with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line.removeprefix(codecs.BOM_UTF8)
+
+
+def read_objects(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file, with the numbers of their lines.
+
+    Raises:
+        UserError: a line is no JSON object.
+    """
+    for number, line in numbered_lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} line {number} is not JSON: {error_line(error)}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {number} is a JSON {type(row).__name__}, not an object")
+        yield number, row
+
+
+def _of_objects(path: str, column: str) -> Iterator[list[str]]:
+    """Texts of a JSONL file, whose lines may have any length."""
+    known, rows = set[str](), read_objects(path)
+    while part := list(islice(rows, _BATCH)):
+        known.update(*(row for _, row in part))
+        if column not in known:
+            raise UserError(f"no column {column!r} in {path}; columns: {', '.join(sorted(known))}")
+        yield [text_of(row.get(column), f"{path} line {number}", column) for number, row in part]
+
+
+def _of_table(path: str, column: str) -> Iterator[list[str]]:
+    """Texts of a Parquet, Arrow or CSV file."""
+    suffix, first = Path(path.removesuffix(".gz")).suffix.lstrip("."), 1
+    in_quotes = ds.CsvFileFormat(
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa.csv.ConvertOptions(column_types={column: pa.string()}),
+        read_options=pa.csv.ReadOptions(block_size=_LONGEST),
+    )
+    dataset = ds.dataset(path, format=in_quotes if suffix == "csv" else suffix)
+    if column not in dataset.schema.names:
+        raise UserError(f"no column {column!r} in {path}; columns: {', '.join(dataset.schema.names)}")
+    for batch in dataset.to_batches(columns=[column], batch_size=_BATCH):
+        values = batch.column(column).to_pylist()
+        yield [text_of(value, f"{path} row {row}", column) for row, value in enumerate(values, first)]
+        first += len(values)
+
+
+def text_of(value: Any, where: str, column: str) -> str:
+    """A text, empty for null. Raises UserError: the value is no text."""
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{where}: column {column!r} holds a {type(value).__name__}, not a text")
+    return value or ""
+
+
+_TEXTS = (".csv", ".jsonl", ".json")
+_READERS: dict[str, Callable[[str, str], Iterator[list[str]]]] = {
+    ".parquet": _of_table,
+    ".arrow": _of_table,
+    ".csv": _of_table,
+    ".jsonl": _of_objects,
+    ".json": _of_objects,
+}
 
 
 def write_scores(rows: Sequence[dict[str, Any]], scores: np.ndarray, column: str, out: Path) -> None:
@@ -168,21 +241,25 @@ def write_scores(rows: Sequence[dict[str, Any]], scores: np.ndarray, column: str
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the scores of items. Returns the exit code of the process."""
     parser = argparse.ArgumentParser(description="Share of each item's runs of 8 words in one document of a corpus.")
-    parser.add_argument("--corpus", nargs="+", help="Files of the corpus (Parquet, Arrow, CSV, JSONL), or globs.")
+    parser.add_argument(
+        "--corpus", nargs="+", help="Files of the corpus (Parquet, Arrow, CSV, JSONL, the last two also .gz), or globs."
+    )
     parser.add_argument("--decon", help="JSONL report of allenai/decon, in the place of a corpus.")
     parser.add_argument("--items", required=True, type=Path, help="JSONL file of the items.")
     parser.add_argument("--text", default="text", help="Column of the texts of corpus and items.")
     parser.add_argument("--out", required=True, type=Path, help="Parquet file to write.")
     given = parser.parse_args(arguments)
     try:
-        rows = [json.loads(line) for line in given.items.read_text(encoding="utf-8").splitlines() if line.strip()]
+        items = str(given.items)
+        numbered = list(read_objects(items))
+        rows = [row for _, row in numbered]
         if (given.corpus is None) == (given.decon is None):
             raise UserError("give either --corpus or --decon")
         if given.decon is not None:
-            with open(given.decon, encoding="utf-8") as report:
-                write_scores(rows, decon_scores(rows, report), "contamination", given.out)
+            scores = decon_scores(rows, read_objects(given.decon), given.decon)
+            write_scores(rows, scores, "contamination", given.out)
         else:
-            texts = [text if isinstance(text := row.get(given.text), str) else "" for row in rows]
+            texts = [text_of(row.get(given.text), f"{items} line {number}", given.text) for number, row in numbered]
             write_scores(rows, largest_shares(texts, read_corpus(given.corpus, given.text)), "share", given.out)
     except (UserError, OSError, ValueError, TypeError) as error:
         print(f"overlap: {error}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """Claims about the search for benchmark items in a corpus: the shares of a plain loop, and one line of error."""
 
+import gzip
 import json
 import random
 import re
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
@@ -58,11 +60,64 @@ def test_a_report_of_decon_gives_each_item_its_largest_score() -> None:
         "method": "simple",
         "eval_question_text": "which of these",
     }
-    report = [json.dumps({**entry, **changed}) for changed in ({}, {"contamination_score": 0.9}, {"eval_key": "arc"})]
+    changes = ({}, {"contamination_score": 0.9}, {"eval_key": "arc"})
+    report = [(number, {**entry, **changed}) for number, changed in enumerate(changes, 1)]
     rows = [{"eval_key": key, "eval_instance_index": number} for key in ("mmlu", "arc") for number in range(5)]
-    assert decon_scores(rows, report).tolist() == [0, 0, 0, 0.9, 0, 0, 0, 0, 0.82, 0]
-    assert "line 1 is no entry of a report of decon" in user_error(decon_scores, rows, ["{}"])
-    assert "1 items have no eval_key" in user_error(decon_scores, [{"id": 1}], report)
+    assert decon_scores(rows, report, "report.jsonl").tolist() == [0, 0, 0, 0.9, 0, 0, 0, 0, 0.82, 0]
+    line = user_error(decon_scores, rows, [(7, {})], "report.jsonl")
+    assert line.startswith("report.jsonl line 7 is no entry of a report of decon")
+    assert "1 items have no eval_key" in user_error(decon_scores, [{"id": 1}], report, "report.jsonl")
+
+
+def test_long_lines_packed_files_and_line_separators_within_a_text_are_read(tmp_path: Path) -> None:
+    texts = ["a long text " * 200_000, "one\u2028two\x85three", None, "four"]
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    (tmp_path / "plain.jsonl").write_text(f"\ufeff{lines}\n\n", encoding="utf-8")
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pa.csv.write_csv(pa.table({"n": [1, 2, 3], "text": [*texts[:2], "4"]}), tmp_path / "table.csv")
+    packed = gzip.compress((tmp_path / "table.csv").read_bytes())
+    (tmp_path / "table.csv.gz").write_bytes(packed)
+    for name, held in (("plain.jsonl", texts), ("packed.jsonl.gz", texts)):
+        assert list(read_corpus([str(tmp_path / name)], "text")) == [[text or "" for text in held]]
+    for name in ("table.csv", "table.csv.gz"):
+        read = [text for batch in read_corpus([str(tmp_path / name)], "text") for text in batch]
+        assert read == [*texts[:2], "4"]
+
+
+def test_what_cannot_be_read_names_its_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = tmp_path / "items.jsonl"
+    items.write_text('{"text": "a b c d e f g h"}\n')
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
+    (tmp_path / "numbers.jsonl").write_text('{"text": "x"}\n\n{"text": 7}\n')
+    (tmp_path / "broken.jsonl").write_text('{"text": "x"}\n{"text": \n')
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    (tmp_path / "other.jsonl").write_text('{"body": "x"}\n')
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 99)[:40])
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    (tmp_path / "x.parquet.gz").write_bytes(b"")
+    for name, line in (
+        ("numbers.parquet", "row 1: column 'text' holds a int, not a text"),
+        ("numbers.jsonl", "line 3: column 'text' holds a int, not a text"),
+        ("broken.jsonl", "line 2 is not JSON"),
+        ("list.jsonl", "line 1 is a JSON list, not an object"),
+        ("other.jsonl", "columns: body"),
+        ("cut.jsonl.gz", "cannot read"),
+        ("cut.parquet", "cannot read"),
+        (
+            "x.parquet.gz",
+            "is none of .parquet, .arrow, .csv, .jsonl, .json; .csv and .jsonl and .json may be",
+        ),
+    ):
+        arguments = ["--corpus", str(tmp_path / name), "--items", str(items), "--out", str(tmp_path / "out.parquet")]
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert str(tmp_path / name) in error
+        assert line in error
+        assert error.count("\n") == 1
+    assert main(["--corpus", str(items), "--items", str(tmp_path / "numbers.jsonl"), "--out", "out.parquet"]) == 2
+    assert f"{tmp_path / 'numbers.jsonl'} line 3: column 'text' holds a int" in capsys.readouterr().err
+    assert main(["--decon", str(tmp_path / "list.jsonl"), "--items", str(items), "--out", "out.parquet"]) == 2
+    assert f"{tmp_path / 'list.jsonl'} line 1 is a JSON list" in capsys.readouterr().err
 
 
 def test_the_command_writes_scores_that_an_audit_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
