@@ -92,7 +92,7 @@ CHATS = InputKind(
     ("messages",),
     _DOCUMENTS
     | {_C.FORWARD, _C.DISTRIBUTION, _C.GRADIENT, _C.PAIR, _C.CHANGED, _C.TRANSFORMED, _C.ANSWERED}
-    | {_C.ATTRIBUTED, _C.TRAINED, _C.CONTINUED, _C.CHAT_ENDPOINT},
+    | {_C.ATTRIBUTED, _C.TRAINED, _C.CONTINUED, _C.CHAT_ENDPOINT, _C.PARAPHRASED},
 )
 COMPLETIONS = InputKind("prompts with completions", CHATS.state, ("prompt", "completion"), CHATS.offers)
 SCORES = InputKind("scores", "the documents are scores without texts", ("scores",), frozenset({_C.SINGLE, _C.WHOLE}))

@@ -72,6 +72,11 @@ class Conversation:
         """Whether the last answer to score is not blank."""
         return not self.turns[self.answers[-1]].blank
 
+    def replaced(self, contents: Sequence[str]) -> Conversation:
+        """The conversation with other contents of the first turns."""
+        turns = [replace(turn, content=content) for turn, content in zip(self.turns, contents, strict=False)]
+        return replace(self, turns=(*turns, *self.turns[len(turns) :]))
+
     def changed(self, change: Callable[[str], str]) -> Conversation:
         """The conversation with a change of every content."""
         return replace(self, turns=tuple(replace(turn, content=change(turn.content)) for turn in self.turns))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain, product
 from typing import Any
@@ -64,6 +64,10 @@ class ChatSettings:
         return ChatTemplate(self.templates[model], tokenizer, self.file, self.whole)
 
 
+_Part = tuple[int, int, int]
+"""A part of a content that is rendered: its first character in the content and in the text, and its length."""
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
     """A conversation as rendered, and the parts of its answers in it, in order."""
@@ -72,6 +76,30 @@ class RenderedChat:
     answers: tuple[tuple[Span, ...], ...]  # of each answer that was rendered, characters
     turns: tuple[int, ...]  # index of the turn of each of these answers
     removed: int  # pieces of answers that the template left out, such as earlier reasoning
+    located: Mapping[int, Sequence[_Part]]  # index of a turn whose content was found -> its pieces, in order
+
+    @property
+    def places(self) -> dict[int, Span]:
+        """The place of the content of each turn that was found, of answers with their tags."""
+        others = {turn: (parts[0][1], parts[-1][1] + parts[-1][2]) for turn, parts in self.located.items()}
+        answers = zip(self.turns, self.answers, strict=True)
+        return {**others, **{turn: (spans[0][0], spans[-1][1]) for turn, spans in answers}}
+
+    def until(self, stop: int) -> RenderedChat:
+        """The first characters of the rendered conversation."""
+        clipped = [tuple((start, min(end, stop)) for start, end in one if start < stop) for one in self.answers]
+        kept = [(spans, turn) for spans, turn in zip(clipped, self.turns, strict=True) if spans]
+        answers, turns = tuple(spans for spans, _ in kept), tuple(turn for _, turn in kept)
+        return replace(self, text=self.text[:stop], answers=answers, turns=turns)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatEnd:
+    """Where a model ends to read a conversation, stated by the content of a turn, so that it has a place in others."""
+
+    turn: int  # index of the last turn whose content is read
+    kept: int  # characters of its content that are read
+    behind: int | None  # characters read behind its rendered content, negative inside; None: all that follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +109,8 @@ class ReadChat:
     tokens: Tokens
     scored: list[bool]  # of each token from the second on; at least one is
     answers: str  # the scored characters, without ends of turns
+    end: ChatEnd
     removed: int = 0  # as in `RenderedChat`
-
-
-_Part = tuple[int, int, int]
-"""A part of an answer that is rendered: its first character in the content and in the text, and its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +178,7 @@ class ChatTemplate:
         self._whole, self._in_parts = whole, False
         self.tokenizer = tokenizer
         self._tags = _tag_pattern(template)
+        self._pairs = _tag_pairs(template)
         special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special | set(tokenizer.all_special_ids)
         texts = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(self._special)]
@@ -173,9 +199,38 @@ class ChatTemplate:
         """Whether a content holds a special token of the tokenizer, which is tokenized as in a training."""
         return any(self._control.search(turn.content) for turn in conversation.turns)
 
-    def read(self, conversations: Sequence[Conversation], max_tokens: int) -> list[ReadChat | Unreadable]:
-        """The tokens of conversations, and which of them are scored; the reason where none can be."""
+    def wrapped(self, content: str) -> list[Span]:
+        """The parts of a content between an opening and its closing tag, with both: reasoning, and calls of tools.
+
+        What stands before a closing tag without an opening one, or behind an opening one without a closing one, is such
+        a part too.
+        """
+        spans, at, closing = list[Span](), 0, ""
+        for tag in self._tags.finditer(content):
+            if closing:
+                if tag.group() == closing:
+                    spans[-1], at, closing = (spans[-1][0], tag.end()), tag.end(), ""
+            elif tag.group() in self._pairs:
+                spans.append((tag.start(), len(content)))
+                closing = self._pairs[tag.group()]
+            elif tag.group() in self._pairs.values():
+                spans.append((at, tag.end()))
+                at = tag.end()
+        return spans
+
+    def read(
+        self, conversations: Sequence[Conversation], max_tokens: int, ends: Sequence[ChatEnd] = ()
+    ) -> list[ReadChat | Unreadable]:
+        """The tokens of conversations, and which of them are scored; the reason where none can be.
+
+        Args:
+            conversations: conversations, each with an answer.
+            max_tokens: maximum number of tokens of each.
+            ends: where each ends to be read before that; default: nowhere.
+        """
         made = [self.rendered(conversation) for conversation in conversations]
+        if ends:
+            made = [self._ended(one, end) for one, end in zip(made, ends, strict=True)]
         texts = [one.text for one in made if isinstance(one, RenderedChat)]
         tokens = iter(tokenize_rendered(self.tokenizer, texts, max_tokens))
         return [one if isinstance(one, Unreadable) else self._read(one, next(tokens), max_tokens) for one in made]
@@ -201,14 +256,16 @@ class ChatTemplate:
             return Unreadable(Reason.NO_SPAN, f"{self._named} renders another text than the contents of its turns")
         pieces = [list(_pieces(conversation, number, self._tags)) for number in answers]
         contents = [conversation.turns[number].content for number in answers]
-        parts = [_rendered_pieces(some, places, content, text) for some, content in zip(pieces, contents, strict=True)]
+        located = _located(conversation, places, text)
+        parts = [located.get(number, ()) for number in answers]
         spans = [_spans(content, text, some, self._tags) for some, content in zip(parts, contents, strict=True)]
         removed = sum(piece not in places for piece in chain(*pieces))
         removed += sum(not some and bool(content.strip()) for content, some in zip(contents, pieces, strict=True))
         if not any(spans):
             return Unreadable(Reason.NO_SPAN, f"{self._named} renders no answer of the assistant")
         kept = [(some, number) for some, number in zip(spans, answers, strict=True) if some]
-        return RenderedChat(text, tuple(some for some, _ in kept), tuple(number for _, number in kept), removed)
+        rendered = tuple(some for some, _ in kept)
+        return RenderedChat(text, rendered, tuple(number for _, number in kept), removed, located)
 
     def last_answer(self, conversation: Conversation, max_tokens: int) -> LastAnswer | Unreadable:
         """The last answer with a token among the first `max_tokens`; the reason if there is none."""
@@ -313,7 +370,26 @@ class ChatTemplate:
             return self.cut_before(made, 0, max_tokens)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
-        return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, made.removed)
+        end = self._end_of(made, tokens)
+        return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, end, made.removed)
+
+    def _end_of(self, made: RenderedChat, tokens: Tokens) -> ChatEnd:
+        """Where some tokens of a rendered conversation, of which one is scored, end."""
+        places = made.places
+        turn = max(number for number in (places if self._whole else made.turns) if places[number][0] < tokens.kept)
+        behind = tokens.kept - places[turn][1]
+        last = [part for part in made.located[turn] if behind >= 0 or part[1] < tokens.kept][-1:]
+        kept = [begin + min(length, tokens.kept - start) for begin, start, length in last]
+        return ChatEnd(turn, sum(kept), behind if tokens.truncated else None)
+
+    def _ended(self, made: RenderedChat | Unreadable, end: ChatEnd) -> RenderedChat | Unreadable:
+        """A rendered conversation that is read to an end."""
+        if isinstance(made, Unreadable) or end.behind is None:
+            return made
+        place = made.places.get(end.turn)
+        if place is None:
+            return Unreadable(Reason.NO_SPAN, f"{self._named} renders another text than the contents of its turns")
+        return made.until(place[1] + end.behind)
 
     def _scored(self, made: RenderedChat, tokens: Tokens) -> list[bool]:
         """Whether each token from the second on begins in an answer, or ends its turn."""
@@ -338,6 +414,12 @@ def _tag_pattern(template: str) -> re.Pattern[str]:
     """Tags at which contents are split, in a group: those of reasoning, and those in the text of a template."""
     tags = sorted({*_THINK, *_TAGS.findall(template)}, key=lambda tag: (-len(tag), tag))
     return re.compile(f"({'|'.join(map(re.escape, tags))})")
+
+
+def _tag_pairs(template: str) -> dict[str, str]:
+    """The opening tags of a template with a closing one, such as `<think>` -> `</think>`."""
+    tags = {*_THINK, *_TAGS.findall(template)}
+    return {tag: closing for tag in tags if (closing := f"{tag[0]}/{tag[1:]}") in tags}
 
 
 def _pieces(conversation: Conversation, number: int, tags: re.Pattern[str]) -> Iterator[_Piece]:
@@ -372,14 +454,14 @@ def _stripped(piece: str) -> list[str]:
     )
 
 
-def _rendered_pieces(
-    pieces: Iterable[_Piece], places: Mapping[_Piece, Span], content: str, text: str
-) -> Iterator[_Part]:
-    """The rendered pieces of an answer."""
-    for piece in pieces:
-        if piece in places:
-            start, stop = places[piece]
-            yield content.index(text[start:stop], piece.start), start, stop - start
+def _located(conversation: Conversation, places: Mapping[_Piece, Span], text: str) -> dict[int, list[_Part]]:
+    """The rendered pieces of each turn that has any."""
+    made: dict[int, list[_Part]] = {}
+    for piece, (start, stop) in places.items():
+        content = conversation.turns[piece.turn].content
+        part = content.index(text[start:stop], piece.start), start, stop - start
+        made.setdefault(piece.turn, []).append(part)
+    return {turn: sorted(made[turn]) for turn in sorted(made)}
 
 
 def _spans(content: str, text: str, pieces: Iterable[_Part], tags: re.Pattern[str]) -> tuple[Span, ...]:

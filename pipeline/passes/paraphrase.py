@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
 from pipeline.corpus.scripts import has_unspaced, word_pattern
@@ -56,12 +58,25 @@ class ParaphraseSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TextPart:
+    """A part of a document: what is paraphrased, or stays as it is."""
+
+    text: str
+    stays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """The checked paraphrases of one document."""
 
     key: int
-    texts: tuple[str, ...]
+    parts: tuple[tuple[str, ...], ...]  # by draw and part of the document
     redrawn: int  # number of pieces that were drawn again
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The paraphrases, their parts joined."""
+        return tuple("".join(parts) for parts in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +90,7 @@ class ParaphraseFailure:
 
 def draw_paraphrases(
     lm: LanguageModel | Seq2SeqModel,
-    texts: Sequence[tuple[int, str]],
+    texts: Sequence[tuple[int, str | Sequence[TextPart]]],
     draws: int,
     settings: ParaphraseSettings,
     seed: int,
@@ -85,7 +100,8 @@ def draw_paraphrases(
 
     Args:
         lm: paraphraser: an encoder-decoder model, or an instruction-tuned causal model.
-        texts: documents as (key, text); random streams depend on the seed and the key.
+        texts: documents as (key, text), or of several parts, each paraphrased alone; random streams depend on the seed
+            and the key.
         draws: number of paraphrases per document.
         settings: settings of paraphrases.
         seed: seed of the run.
@@ -100,7 +116,11 @@ def draw_paraphrases(
     """
     encode, limit, rows = _encoder(lm, settings), piece_limit(lm, settings), embedding_rows(lm.model)
     bare = _token_counter(lm.tokenizer)
-    documents = [_Document(key, text, split_text(text, bare, limit), draws) for key, text in texts]
+    split = partial(split_text, length=bare, limit=limit)
+    documents = [
+        _Document(key, [TextPart(text)] if isinstance(text, str) else text, split, draws, settings.redraws)
+        for key, text in texts
+    ]
     for attempt in range(settings.redraws + 1):
         missing = [(document, piece, numbers) for document in documents for piece, numbers in document.missing()]
         if not missing:
@@ -122,29 +142,34 @@ def draw_paraphrases(
                 document.take(piece, number, answer)
         for document in documents:
             document.drop_verbatim()
-    return [document.result(settings.redraws) for document in documents]
+    return [document.result() for document in documents]
 
 
-@dataclass(slots=True)
 class _Document:
     """A document whose paraphrases are being drawn."""
 
-    key: int
-    text: str
-    pieces: list[str]
-    draws: int
-    redrawn: int = 0
-    reason: Reason = "blank"
-    answers: list[list[str | None]] = field(init=False)  # by draw and piece; None: to be drawn
-
-    def __post_init__(self) -> None:
-        self.answers = [[piece if piece.isspace() else None for piece in self.pieces] for _ in range(self.draws)]
+    def __init__(
+        self, key: int, parts: Sequence[TextPart], split: Callable[[str], list[str]], draws: int, redraws: int
+    ) -> None:
+        """Split the parts that are paraphrased."""
+        self.key, self._draws, self._redraws = key, draws, redraws
+        self.text = "".join(part.text for part in parts)
+        of_parts = [[part.text] if part.stays else split(part.text) for part in parts]
+        self._ends = list(accumulate(map(len, of_parts)))
+        self.pieces = list(chain.from_iterable(of_parts))
+        stays = [part.stays for part, pieces in zip(parts, of_parts, strict=True) for _ in pieces]
+        self._first = [
+            piece if kept or piece.isspace() else None for piece, kept in zip(self.pieces, stays, strict=True)
+        ]
+        self.answers = [[*self._first] for _ in range(draws)]  # by draw and piece; None: to be drawn
+        self.redrawn = 0
+        self.reason: Reason = "blank"
 
     def missing(self) -> list[tuple[int, list[int]]]:
         """Pieces that are still to be drawn, with the numbers of the draws; empty for a refused document."""
         if self.reason == "unknown_id":
             return []
-        lacking = [[d for d in range(self.draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
+        lacking = [[d for d in range(self._draws) if self.answers[d][p] is None] for p in range(len(self.pieces))]
         return [(piece, numbers) for piece, numbers in enumerate(lacking) if numbers]
 
     def take(self, piece: int, number: int, answer: Continuation) -> None:
@@ -164,17 +189,21 @@ class _Document:
         for number, answer in enumerate(self.answers):
             if None not in answer and is_verbatim("".join(map(str, answer)), self.text):
                 self.reason = "verbatim"
-                self.answers[number] = [piece if piece.isspace() else None for piece in self.pieces]
+                self.answers[number] = [*self._first]
 
-    def result(self, redraws: int) -> Draws | ParaphraseFailure:
+    def result(self) -> Draws | ParaphraseFailure:
         """The paraphrases if all of them are complete, otherwise a failure."""
-        if not self.text.strip():
+        if None not in self._first:
             return ParaphraseFailure(self.key, "blank", MESSAGES["blank"])
         if self.reason == "unknown_id":
             return ParaphraseFailure(self.key, self.reason, MESSAGES[self.reason])
         if self.missing():
-            return ParaphraseFailure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {redraws} redraws")
-        return Draws(self.key, tuple("".join(map(str, answer)) for answer in self.answers), self.redrawn)
+            return ParaphraseFailure(self.key, self.reason, f"{MESSAGES[self.reason]}, after {self._redraws} redraws")
+        return Draws(self.key, tuple(self._by_part(list(map(str, answer))) for answer in self.answers), self.redrawn)
+
+    def _by_part(self, pieces: Sequence[str]) -> tuple[str, ...]:
+        """The pieces of each part, joined."""
+        return tuple("".join(pieces[start:end]) for start, end in pairwise([0, *self._ends]))
 
 
 def is_verbatim(paraphrased: str, text: str) -> bool:

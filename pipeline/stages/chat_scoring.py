@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -164,10 +165,10 @@ def _stamps(model: ModelConfig) -> tuple[Any, ...]:
     return tuple((state.st_size, state.st_mtime_ns) for state in states)
 
 
-_Variant = tuple[str, str]
-"""Model, "target" or "reference", and how its text is changed, as in `Pass`."""
+_Variant = tuple[str, str, int]
+"""Model, "target" or "reference", how its text is changed, and the number of the paraphrase, as in `Pass`."""
 
-_PLAIN: _Variant = ("target", "plain")
+_PLAIN: _Variant = ("target", "plain", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,53 +192,112 @@ class ChatScorer(Scorer):
 
     def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
         """Render and tokenize conversations; those without a scored token are refused."""
-        chats = [document.chat for document in documents if document.chat is not None]
-        variants = dict.fromkeys([_PLAIN, *((needed.model, needed.text) for needed in self.passes)])
-        of_variants = {
-            (model, text): self.templates[model].read([self._changed(chat, text) for chat in chats], self.max_tokens)
-            for model, text in variants
-        }
-        usable = []
-        for place, (document, chat) in enumerate(zip(documents, chats, strict=True)):
-            read = {variant: some[place] for variant, some in of_variants.items()}
-            fault = next((one for one in read.values() if isinstance(one, Unreadable)), None)
-            if fault is not None:
-                output.refuse(document, fault.reason, fault.message)
-                continue
-            made = {variant: one for variant, one in read.items() if isinstance(one, ReadChat)}
-            if self.templates[_PLAIN[0]].holds_control(chat):
-                output.notes.add(CONTROL_TOKENS, document.row)
-            if made[_PLAIN].removed:
-                output.notes.add(REMOVED_PIECES, document.row, made[_PLAIN].removed)
-            usable.append(replace(document, chat=_ReadConversation(chat.turns, read=made)))
+        usable = self._rendered(documents, output)
+        if self.draws:
+            usable = self._with_paraphrases(usable, inputs, output)
         kept = {document.row: _read(document) for document in usable}
         return [self._restricted(entry, kept[entry.document.row]) for entry in super().prepare(usable, inputs, output)]
 
     def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of rendered conversations, and their answers."""
-        read = [_read(document)[_PLAIN] for document in documents]
-        return [chat.tokens for chat in read], [chat.answers for chat in read]
+        return self._tokens(documents, _PLAIN)
+
+    def tokenise_draw(self, documents: Sequence[Document], inputs: Inputs, draw: int) -> tuple[list[Tokens], list[str]]:
+        """The tokens of one paraphrase of each conversation, and its answers."""
+        return self._tokens(documents, (*_PLAIN[:2], draw))
 
     def tokenise_passes(
         self, documents: Sequence[Document], kept: list[list[str]], ids: dict[Pass, list[list[int]]]
     ) -> None:
         """Use the ids of the model and the changed contents of each pass."""
         for needed in self.passes:
-            variant = needed.model, needed.text
-            ids[needed] = (
-                ids[FORWARD] if variant == _PLAIN else [_read(document)[variant].tokens.ids for document in documents]
-            )
+            variant, same = _variant(needed), replace(FORWARD, draw=needed.draw)
+            plain = variant[:2] == _PLAIN[:2]
+            ids[needed] = ids[same] if plain else [_read(document)[variant].tokens.ids for document in documents]
 
-    def _changed(self, chat: Conversation, kind: str) -> Conversation:
+    def _rendered(self, documents: list[Document], output: Output) -> list[Document]:
+        """The documents as each model reads them; those that one cannot read are refused."""
+        chats = [document.chat for document in documents if document.chat is not None]
+        variants = dict.fromkeys([_PLAIN, *(_variant(needed) for needed in self.passes if not needed.draw)])
+        of_variants = {
+            variant: self.templates[variant[0]].read([self._changed(chat, variant) for chat in chats], self.max_tokens)
+            for variant in variants
+        }
+        usable = []
+        for place, (document, chat) in enumerate(zip(documents, chats, strict=True)):
+            read = _readable({variant: some[place] for variant, some in of_variants.items()})
+            if isinstance(read, Unreadable):
+                output.refuse(document, read.reason, read.message)
+                continue
+            if self.templates[_PLAIN[0]].holds_control(chat):
+                output.notes.add(CONTROL_TOKENS, document.row)
+            if read[_PLAIN].removed:
+                output.notes.add(REMOVED_PIECES, document.row, read[_PLAIN].removed)
+            usable.append(replace(document, chat=_ReadConversation(chat.turns, chat.prompt, chat.tools, read)))
+        return usable
+
+    def _with_paraphrases(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Document]:
+        """The documents with their paraphrases as each model reads them; those that one cannot read are refused."""
+        drawn = [document for document in documents if inputs.refusal(document.row) is None]
+        plain = {(*_PLAIN[:2], draw): None for draw in range(1, self.draws + 1)}
+        variants = {**plain, **{_variant(needed): None for needed in self.passes if needed.draw}}
+        of_variants = {}
+        for variant in variants:
+            chats = [self._paraphrase(document, inputs, variant) for document in drawn]
+            ends = [_read(document)[_PLAIN].end for document in drawn]
+            of_variants[variant] = self.templates[variant[0]].read(chats, self.max_tokens, ends)
+        usable = {document.row: document for document in documents}
+        for place, document in enumerate(drawn):
+            read = _readable({variant: some[place] for variant, some in of_variants.items()})
+            if isinstance(read, Unreadable):
+                output.refuse(usable.pop(document.row), read.reason, read.message)
+                continue
+            assert isinstance(document.chat, _ReadConversation)
+            chat = replace(document.chat, read={**document.chat.read, **read})
+            usable[document.row] = replace(document, chat=chat)
+        return list(usable.values())
+
+    def _paraphrase(self, document: Document, inputs: Inputs, variant: _Variant) -> Conversation:
+        """A conversation with the contents of one paraphrase, changed as a pass reads them.
+
+        What the audited model does not read of the last of these contents stays behind it.
+        """
+        chat, end = document.chat, _read(document)[_PLAIN].end
+        assert chat is not None
+        contents = json.loads(inputs.paraphrases[document.row]["paraphrases"][variant[2] - 1])
+        changed = [turn.content for turn in self._changed(chat.replaced(contents), variant).turns[: end.turn + 1]]
+        rest = chat.turns[end.turn].content[end.kept :]
+        return Conversation(chat.turns, chat.prompt, chat.tools).replaced([*changed[:-1], changed[-1] + rest])
+
+    def _tokens(self, documents: Sequence[Document], variant: _Variant) -> tuple[list[Tokens], list[str]]:
+        """The tokens and the answers of conversations as a model reads them."""
+        read = [_read(document)[variant] for document in documents]
+        return [chat.tokens for chat in read], [chat.answers for chat in read]
+
+    def _changed(self, chat: Conversation, variant: _Variant) -> Conversation:
         """A conversation with its contents as a pass reads them."""
-        if kind == _PLAIN[1]:
-            return chat
-        return chat.changed(lambda content: text_read(content, kind, self.seed))
+        kind = variant[1]
+        return chat if kind == _PLAIN[1] else chat.changed(lambda content: text_read(content, kind, self.seed))
 
     def _restricted(self, entry: Entry, read: Mapping[_Variant, ReadChat]) -> Entry:
         """A prepared conversation of which only the tokens of answers are scored."""
-        keep = {needed: read[needed.model, needed.text].scored for needed in self.passes}
+        keep = {needed: read[_variant(needed)].scored for needed in self.passes}
         return replace(entry, work=replace(entry.work, keep=keep))
+
+
+def _variant(needed: Pass) -> _Variant:
+    """What a pass reads of a conversation."""
+    return needed.model, needed.text, needed.draw
+
+
+def _readable(read: Mapping[_Variant, ReadChat | Unreadable]) -> dict[_Variant, ReadChat] | Unreadable:
+    """A conversation as the models read it; the first reason if one of them cannot."""
+    made = dict[_Variant, ReadChat]()
+    for variant, one in read.items():
+        if isinstance(one, Unreadable):
+            return replace(one, message=f"paraphrase {variant[2]}: {one.message}") if variant[2] else one
+        made[variant] = one
+    return made
 
 
 def _read(document: Document) -> Mapping[_Variant, ReadChat]:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.config.audit import AuditConfig
 from pipeline.config.models import ModelConfig, ParaphraserConfig, as_model_config
+from pipeline.corpus.chats import ASSISTANT, Conversation, Turn
 from pipeline.corpus.documents import Document, id_key
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.registry import count_draws
 from pipeline.errors import UserError
-from pipeline.models.load import check_model, open_paraphraser
+from pipeline.models.chat_templates import ChatEnd, ChatSettings
+from pipeline.models.load import check_model, count_positions, open_paraphraser
 from pipeline.models.tokens import open_tokenizer, tokenize
 from pipeline.passes.generate import Sampling, continuations
-from pipeline.passes.paraphrase import Draws, ParaphraseSettings, draw_paraphrases
+from pipeline.passes.paraphrase import Draws, ParaphraseSettings, TextPart, draw_paraphrases
 from pipeline.passes.parts import PassSizes
 from pipeline.stages.base import BatchSize, Entry, Output, Placement, Stage, StageKind, StagePlan, Window, rows_schema
+from pipeline.stages.chat_scoring import chat_settings
 from pipeline.store.files import Store
 
 WINDOW_DOCUMENTS = 64
@@ -42,6 +48,7 @@ class ParaphraserSettings:
     max_tokens: int
     device: str  # `Device.mark`
     cache_positions: int  # maximum at a time
+    chat: ChatSettings | None = None  # rendering of chats by the audited model
 
 
 def drawing(paraphraser: ParaphraserConfig) -> ParaphraseSettings:
@@ -80,19 +87,30 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     if not draws:
         return []
     assert config.paraphraser is not None
+    chat = chat_settings(config, ()) if config.corpus.has_chats else None
     settings = ParaphraserSettings(
         as_model_config(config.model),
         config.paraphraser,
         drawing(config.paraphraser),
         draws,
-        config.max_tokens,
+        config.max_tokens if chat is None else _scored_tokens(wanted),
         wanted.device.mark,
         wanted.budget(config.paraphraser).cache,
+        chat,
     )
-    stage = wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=Paraphraser)
+    make = Paraphraser if chat is None else ChatParaphraser
+    stage = wanted.stage(KIND.name, folder=KIND.folder, schema=SCHEMA, settings=settings, make=make)
     if stage.fingerprint["paraphraser_model"] == stage.fingerprint["model"]:
         raise UserError(f"paraphraser {config.paraphraser.shown} {AUDITED_ITSELF}")
     return [stage]
+
+
+def _scored_tokens(wanted: StagePlan) -> int:
+    """Maximum number of tokens of a document that the models of the detectors read."""
+    models = {"target": wanted.config.model, "reference": wanted.config.reference_model}
+    read = [models[name] for name in sorted({needed.model for needed in wanted.passes})]
+    limits = [count_positions(model) for model in read if isinstance(model, ModelConfig)]
+    return min([wanted.config.max_tokens, *(limit for limit in limits if limit is not None)])
 
 
 class Paraphraser:
@@ -119,16 +137,75 @@ class Paraphraser:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Draw the paraphrases of a batch."""
-        texts = [(id_key(entry.document.doc_id), entry.work) for entry in batch]
+        texts = [(id_key(entry.document.doc_id), self.parts_of(entry.work)) for entry in batch]
         draw = partial(continuations, batch_tokens=self.settings.cache_positions, parts=self.parts)
         results = draw_paraphrases(self.model, texts, self.settings.draws, self.settings.sampling, self.seed, draw)
         for entry, result in zip(batch, results, strict=True):
             if not isinstance(result, Draws):
                 output.refuse(entry.document, Reason.MODEL_ERROR, result.message)
                 continue
-            output.keep(entry.document, paraphrases=list(result.texts))
+            output.keep(entry.document, paraphrases=[self.written(entry.work, drawn) for drawn in result.parts])
             tokens = tokenize(self.tokenizer, list(result.texts), self.settings.max_tokens)
             output.tokens += sum(len(drawn.ids) for drawn in tokens)
+
+    def parts_of(self, work: Any) -> Sequence[TextPart]:
+        """The parts of a prepared document."""
+        return [TextPart(work)]
+
+    def written(self, work: Any, drawn: Sequence[str]) -> str:
+        """A paraphrase of a prepared document, given those of its parts, as in a row."""
+        return "".join(drawn)
+
+
+class ChatParaphraser(Paraphraser):
+    """A paraphraser of conversations: of the contents of users and of the assistant that the audited model reads.
+
+    Reasoning, calls of tools and the contents of other roles stay as they are. A paraphrase is stored as JSON: the
+    contents of the first turns, up to the last one that is read.
+    """
+
+    def __init__(self, stage: Stage, placement: Placement) -> None:
+        """Load the model and compile the template of the audited model."""
+        super().__init__(stage, placement)
+        assert self.settings.chat is not None
+        self.template = self.settings.chat.open("target", self.tokenizer)
+
+    def prepare(self, documents: list[Document], inputs: Any, output: Output) -> list[Entry]:
+        """Split conversations into parts, up to the last content that is scored."""
+        chats = [document.chat for document in documents if document.chat is not None]
+        entries = []
+        for document, chat, read in zip(
+            documents, chats, self.template.read(chats, self.settings.max_tokens), strict=True
+        ):
+            if isinstance(read, Unreadable):
+                output.refuse(document, read.reason, read.message)
+            else:
+                entries.append(Entry(document, len(read.tokens.ids), self._turns(chat, read.end)))
+        return entries
+
+    def parts_of(self, work: Sequence[Sequence[TextPart]]) -> Sequence[TextPart]:
+        """The parts of all contents."""
+        return list(chain.from_iterable(work))
+
+    def written(self, work: Sequence[Sequence[TextPart]], drawn: Sequence[str]) -> str:
+        """The contents of a paraphrase as JSON."""
+        parts = iter(drawn)
+        return json.dumps(["".join(islice(parts, len(content))) for content in work], ensure_ascii=False)
+
+    def _turns(self, chat: Conversation, end: ChatEnd) -> list[list[TextPart]]:
+        """The parts of the contents of a conversation up to an end."""
+        turns = chat.turns[: end.turn + 1]
+        lengths = [*(len(turn.content) for turn in turns[:-1]), end.kept]
+        return [list(self._parts(turn, length)) for turn, length in zip(turns, lengths, strict=True)]
+
+    def _parts(self, turn: Turn, length: int) -> Iterator[TextPart]:
+        """The parts of the first characters of a content."""
+        stays = self.template.wrapped(turn.content) if turn.role in ("user", ASSISTANT) else [(0, length)]
+        at = 0
+        for start, stop in [*stays, (length, length)]:
+            yield TextPart(turn.content[at : min(start, length)])
+            yield TextPart(turn.content[min(start, length) : min(stop, length)], stays=True)
+            at = min(stop, length)
 
 
 KIND = StageKind("paraphrase", "paraphrases", _stages, _check)

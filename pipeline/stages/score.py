@@ -279,9 +279,8 @@ class Scorer:
         kept = [texts]
         ids: dict[Pass, list[list[int]]] = {FORWARD: [entry.ids for entry in tokens]}
         for draw in range(1, self.draws + 1):
-            texts = [inputs.paraphrases[d.row]["paraphrases"][draw - 1] for d in usable]
-            drawn = tokenize(self.tokenizer, texts, self.max_tokens)
-            kept.append([text[: entry.kept] for text, entry in zip(texts, drawn, strict=True)])
+            drawn, texts = self.tokenise_draw(usable, inputs, draw)
+            kept.append(texts)
             ids[replace(FORWARD, draw=draw)] = [entry.ids for entry in drawn]
         self.tokenise_passes(usable, kept, ids)
         for needed, rows in inputs.log_probs.items():  # only the number of these tokens is known
@@ -329,6 +328,12 @@ class Scorer:
             return tokenize_windows(self.tokenizer, texts, self.max_tokens, self.windows)
         read = count_words if self.tokenizer is None else partial(tokenize, self.tokenizer)
         tokens = read(texts, self.max_tokens)
+        return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
+
+    def tokenise_draw(self, documents: Sequence[Document], inputs: Inputs, draw: int) -> tuple[list[Tokens], list[str]]:
+        """The tokens of one paraphrase of each document, and the parts of its text that the tokens cover."""
+        texts = [inputs.paraphrases[document.row]["paraphrases"][draw - 1] for document in documents]
+        tokens = tokenize(self.tokenizer, texts, self.max_tokens)
         return tokens, [text[: entry.kept] for text, entry in zip(texts, tokens, strict=True)]
 
     def work(self, batch: list[Entry], output: Output) -> None:

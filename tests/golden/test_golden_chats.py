@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 
 import numpy as np
@@ -165,3 +166,48 @@ def test_continuations_of_chats_agree_with_generate_of_transformers(smollm2, smo
         assert drawn[name]["continuations"][0].split()[: len(words)] == expected
         (score,) = [value for key, value in scored[name].items() if key.startswith("samia")]
         assert score == pytest.approx(recall(expected, words), abs=1e-12)
+
+
+def plain_gradient(model, tokenizer, messages) -> float:
+    """Minus the norm of the gradient of the mean loss of the tokens of answers and ends of turns."""
+    whole, labels = labelled(tokenizer, messages)
+    weights = list(model.parameters())
+    model.requires_grad_(True)
+    try:
+        loss = model(input_ids=torch.tensor([whole]), labels=torch.tensor([labels])).loss
+        gradients = torch.autograd.grad(loss, weights)
+    finally:
+        model.requires_grad_(False)
+    return -float(sum(one.double().square().sum() for one in gradients).sqrt())
+
+
+def test_knockoffs_of_chats_agree_with_a_plain_loop_over_labels(smollm2, smollm2_folder, paraphraser, tmp_path):
+    """Paraphrases that are longer than max_tokens are cut by it, as conversations are."""
+    short = [talk for talk in conversations(300) if sum(len(turn["content"]) for turn in talk) < 160]
+    talks = [*[talk for talk in short if len(talk) == 2][:4], *[talk for talk in short if len(talk) == 4][:2]]
+    path = tmp_path / "audit.yaml"
+    given = {
+        "run": str(tmp_path / "run"),
+        "model": {"path": str(smollm2_folder), "dtype": "float32"},
+        "paraphraser": paraphraser,
+        "corpus": write_corpus(tmp_path, {"audit": [{"messages": talk} for talk in talks]}, messages="messages"),
+        "max_tokens": MAX_TOKENS,
+        "detectors": [{"knockoff": {"base": base, "draws": 2}} for base in ("loss", "gradient_norm")],
+        "resources": {"cluster": "local"},
+    }
+    path.write_text(yaml.safe_dump(given))
+    assert ended("run", str(path)) == 0
+    scored, drawn = rows(str(tmp_path / "run")), rows(str(tmp_path / "run"), "paraphrase")
+    assert len(scored) == len(talks) == 6
+    for name, talk in zip([f"audit-{n}" for n in range(6)], talks, strict=True):
+        changed = [
+            [{**turn, "content": content} for turn, content in zip(talk, json.loads(one), strict=True)]
+            for one in drawn[name]["paraphrases"]
+        ]
+        assert all(
+            one["content"] != other["content"] for some in changed for one, other in zip(some, talk, strict=True)
+        )
+        for base, plain in (("loss", plain_loss), ("gradient_norm", plain_gradient)):
+            own, *others = [plain(smollm2.model, smollm2.tokenizer, some) for some in (talk, *changed)]
+            found = scored[name][f"knockoff(base={base}, draws=2)"]
+            assert found == pytest.approx(own - sum(others) / 2, rel=RELATIVE, abs=5 * ABSOLUTE)

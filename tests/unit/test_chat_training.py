@@ -330,6 +330,21 @@ def test_a_trial_of_chats_trains_members_and_audits_with_chats(chat_model: Path,
     assert json.loads(record.read_text())["result"]["tokens"] == 45 * sum(one.predicted for one in learnt)
 
 
+def test_a_trial_of_chats_scores_paraphrases_and_continuations(
+    chat_model: Path, tmp_path: Path, paraphraser: dict[str, str]
+) -> None:
+    talks = [{"id": f"c{seed}", "messages": talk(seed)} for seed in range(60)]
+    path = write_rows(tmp_path / "chats.jsonl", talks)
+    detectors = ["loss", {"knockoff": {"base": "loss", "draws": 2}}, {"samia": {"draws": 2}}]
+    more = {"detectors": detectors, "paraphraser": paraphraser}
+    config, points = build_trial(trial(tmp_path, chat_model, {"path": path, "messages": "messages"}, **more))
+    outcome = run_trial(config, points)
+    areas = {row["detector"]: row["auc"] for row in outcome.facts["detectors"]}
+    assert areas.keys() == {"loss", "knockoff(base=loss, draws=2)", "samia(draws=2)"}
+    assert areas["knockoff(base=loss, draws=2)"] > 0.9, "members are learnt, and their paraphrases are not"
+    assert areas["samia(draws=2)"] > 0.55
+
+
 def test_prompts_and_completions_reach_the_audit_of_a_trial_as_they_were(chat_model: Path, tmp_path: Path) -> None:
     earlier = {"role": "assistant", "content": "an earlier answer of the prompt"}
     given = [

@@ -549,8 +549,9 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
         assert ended("plan", str(path)) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    for detector in ("recall", "dc_pdd", "camia", "knockoff"):
-        assert f"detector {detector}" in (line := refusal(detectors=[detector]))
+    based: Any = {"knockoff": {"base": "recall"}}
+    for detector, shown in (*((one, one) for one in ("recall", "dc_pdd", "camia")), (based, "knockoff(base=recall)")):
+        assert f"detector {shown}" in (line := refusal(detectors=[detector]))
         assert "the documents are chats: take " in line
         assert "loss" in line
     texts = write_corpus(tmp_path, {"audit": ["A text."] * 12, "unseen": ["Another."] * 12})

@@ -14,6 +14,7 @@ from pipeline.passes.paraphrase import (
     Draws,
     ParaphraseFailure,
     ParaphraseSettings,
+    TextPart,
     clean,
     draw_paraphrases,
     is_verbatim,
@@ -168,6 +169,16 @@ def test_a_document_whose_paraphrases_stay_bad_is_given_up_with_the_reason(tiny_
         assert found.message.endswith("after 3 redraws")
         assert len(calls) == 4
     assert len(steps) == 4 * (8 + 32), "eight times the one token of the text, and 32 more"
+
+
+def test_parts_that_stay_are_not_drawn_and_a_document_is_verbatim_only_as_a_whole(tiny_t5_folder):
+    lm = scripted(tiny_t5_folder, [[" stone"], [None]])
+    same, other, stays = TextPart("Stone."), TextPart(" music\n"), TextPart("<think>paper</think>", stays=True)
+    texts = [(1, [same, stays, other]), (2, [same, stays, same]), (3, [stays, TextPart(" \n"), TextPart("")])]
+    made, verbatim, blank = draw_paraphrases(lm, texts, 2, SETTINGS, 0)
+    assert made == Draws(1, (("stone", "<think>paper</think>", " stone\n"),) * 2, 0)
+    assert made.texts == ("stone<think>paper</think> stone\n",) * 2
+    assert (verbatim.reason, blank.reason) == ("verbatim", "blank")
 
 
 def test_a_bad_draw_is_drawn_again_and_the_good_ones_stay(tiny_t5_folder):
