@@ -54,6 +54,9 @@ MOST_ENTRIES = 10_000
 OUTPUT_MARKS = frozenset({"shards.json", "trial.json", "trial_status.json", "adapter_config.json", "pyvenv.cfg"})
 """Files that identify folders of runs, trials, adapters and installed packages."""
 
+_PAIRS = (("prompt", "completion", ""), ("instruction", "output", "input"))
+"""Names of columns of prompts, of their answers, and of what follows a prompt in Alpaca, if anything does."""
+
 FEW_WORDS = 3
 """Minimum mean number of words of the values of a column of documents."""
 
@@ -111,6 +114,7 @@ class DataFiles:
     dialect: Dialect = PLAIN
     warning: str = ""  # about the columns
     content: Literal["text", "messages", "prompt"] = "text"  # setting that names `text`
+    completion: str | None = None  # column of the answers to prompts
 
     @property
     def shown(self) -> str:
@@ -179,7 +183,7 @@ def discover_data(folder: str) -> FolderData:
         named = _as_named(folder, paths, key[1])
         described = _described(named, key[2], key[3], samples[key[:-1]], image=key[-1])
         note = single_column_note(key[3]) if key[2] == CSV.name else ""
-        files.append(replace(described, dialect=key[4], warning=note, count=len(paths)))
+        files.append(replace(described, dialect=key[4], warning=note or described.warning, count=len(paths)))
     for names, paths in _picture_groups(entries[:MOST_ENTRIES], captions, groups, samples).items():
         role, word = guess_role(names[0])
         caption = _captions_beside(folder, paths)
@@ -240,7 +244,7 @@ def _table_in(
     ) as error:
         raise _NotReadError(_why_not_readable(os.path.join(folder, path), form.name, error)) from None
     image = _image_column(columns, rows, os.path.join(folder, place))
-    if image is None and chat_column(columns, rows) is None and text_column(columns, rows) is None:
+    if image is None and not chat_columns(columns, rows) and text_column(columns, rows) is None:
         content = _other_content(os.path.join(folder, path))  # a packed file may be read as a table of one odd column
         raise _NotReadError(content or f"no column of text{_where_texts_are(rows)}")
     return (*key, image), rows
@@ -393,21 +397,33 @@ def text_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tu
     return longest, "it holds the longest texts"
 
 
-def chat_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """The column of conversations, or `prompt` where prompts and completions stand in columns of these names.
+def chat_columns(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The column of conversations, or the columns of prompts and of their answers, named as in `_PAIRS`.
 
-    None if there are no chats, or a column of texts has the default name.
+    Empty if there are no chats, or a column of texts has the default name.
     """
     if any(isinstance(row.get(TEXT_NAMES[0]), str) for row in rows):
-        return None
+        return ()
     for column in columns:
         values = [row.get(column) for row in rows if row.get(column) is not None]
         read = [isinstance(read_conversation(value), Conversation) for value in values]
         if read and 2 * sum(read) >= len(read):
-            return column
-    pairs = [(row["prompt"], row["completion"]) for row in rows if {"prompt", "completion"} <= row.keys()]
-    read = [isinstance(read_completion(*pair), Conversation) for pair in pairs]
-    return "prompt" if read and 2 * sum(read) >= len(read) else None
+            return (column,)
+    for *names, _ in _PAIRS:
+        pairs = [[row[name] for name in names] for row in rows if {*names} <= row.keys()]
+        read = [isinstance(read_completion(*pair), Conversation) for pair in pairs]
+        if read and 2 * sum(read) >= len(read):
+            return tuple(names)
+    return ()
+
+
+def _what_follows(prompt: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """A warning about texts that follow the prompts in a column of their own; empty if there are none."""
+    name = next(further for name, _, further in _PAIRS if name == prompt)
+    held = sum(isinstance(value := row.get(name), str) and bool(value.strip()) for row in rows)
+    stated = f"{name} is not read, which {held:,} of the first {len(rows):,} rows have: in a training a prompt is"
+    warning = f"{stated} usually {prompt}, a blank line and {name}; write them into one column and name it here."
+    return warning if held else ""
 
 
 def id_column(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], text: str) -> str | None:
@@ -507,18 +523,19 @@ def _described(
     rows: Sequence[Mapping[str, Any]],
     image: str | None,
 ) -> DataFiles:
-    content = chat_column(columns, rows) if image is None else None
+    chats = chat_columns(columns, rows) if image is None else ()
     text, reason = text_column(columns, rows) or ("", "")
-    if content is not None:
-        text, reason = ("prompt" if content == "prompt" else content), "it holds chats"
+    content: Literal["text", "messages", "prompt"] = "prompt" if len(chats) > 1 else "messages" if chats else "text"
+    completion = chats[1] if content == "prompt" else None
+    if chats:
+        text, reason = chats[0], "it holds chats"
     name = id_column(columns, rows, text)
-    others = tuple(column for column in columns if column not in (text, name, image))
+    others = tuple(column for column in columns if column not in (text, completion, name, image))
     role, word = guess_role(paths[0])
     if image is None:
-        key: Literal["text", "messages", "prompt"] = (
-            "text" if content is None else "prompt" if content == "prompt" else "messages"
-        )
-        return DataFiles(paths, form, text, reason, name, others, role, word, content=key)
+        warning = _what_follows(text, rows) if completion else ""
+        made = DataFiles(paths, form, text, reason, name, others, role, word, content=content)
+        return replace(made, warning=warning, completion=completion)
     return DataFiles(paths, form, None, "", name, others, role, word, image, text or None)
 
 

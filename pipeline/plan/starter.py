@@ -203,8 +203,8 @@ def source_settings(source: Source) -> list[Written]:
             settings.append(Written("id", files.id, (wording.PICTURE_IDS,)))
     elif files.text is not None:
         settings.append(Written(files.content, files.text, (wording.guessed_text(files.text_reason, files.columns),)))
-        if files.content == "prompt":
-            settings.append(Written("completion", "completion"))
+        if files.completion is not None:
+            settings.append(Written("completion", files.completion))
         settings.append(Written("id", files.id, (wording.NO_IDS if files.id is None else wording.IDS,)))
     return settings
 
@@ -320,4 +320,5 @@ def _columns(files: DataFiles) -> str:
     if files.text is None:
         return f"{wording.ONE_A_FILE}{dialect}"
     warning = f"; warning: {files.warning}" if files.warning else ""
-    return f"{files.content}: {files.text}, id: {files.id or 'file#row'}{dialect}{warning}"
+    completion = "" if files.completion is None else f", completion: {files.completion}"
+    return f"{files.content}: {files.text}{completion}, id: {files.id or 'file#row'}{dialect}{warning}"

@@ -538,6 +538,27 @@ def test_init_recognises_chats(tmp_path: Path, chat_model: Path) -> None:
         build_config(config)
 
 
+def test_init_recognises_instructions_with_their_outputs(tmp_path: Path, chat_model: Path) -> None:
+    """The columns of Alpaca; `input` belongs to the prompt, which no setting states, so that it is said in the file."""
+    asked = {"audit": ["", "", ""], "unseen": ["", " \n", "The river is long."]}
+    for role, inputs in asked.items():
+        made = [{"instruction": sentence(n), "input": one, "output": sentence(n + 50)} for n, one in enumerate(inputs)]
+        write_corpus(tmp_path, {role: made})
+    starter = audit_starter(str(tmp_path))
+    config = yaml.safe_load(starter.text)
+    for role in asked:
+        expected = {"path": f"{role}.jsonl", "prompt": "instruction", "completion": "output", "id": "id"}
+        assert config["corpus"][role] == expected
+    build_config(config)
+    text = " ".join(starter.text.replace("#", "").split())
+    line = (
+        "Warning: input is not read, which 1 of the first 3 rows have: in a training a prompt is usually instruction,"
+    )
+    assert text.count(line) == 1
+    assert text.index(" unseen: ") - 400 < text.index(line)
+    assert any("prompt: instruction, completion: output" in guess for guess in starter.guesses)
+
+
 def test_what_chats_do_not_offer_is_refused_in_one_line(
     tmp_path: Path, chat_model: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
