@@ -32,6 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "picture": {"image": "picture"},
     "picture with caption": {"image": "picture", "caption": "caption"},
     "tokens": {"tokens": "ids"},
+    "chat": {"messages": "messages"},
+    "chat of completions": {"prompt": "prompt", "completion": "completion"},
     "scores": {"scores": ["score"]},
     "scores with text": {"scores": ["score"], "text": "text"},
     "versions": {"versions": {}},
@@ -167,7 +169,7 @@ def columns_of(kind: str) -> tuple[list[Any], str, str]:
             "loss(part=description)",
             "min_k_plus_plus(part=description)",
         )
-    if kind == "versions differing":
+    if kind == "versions differing" or first == "chat":
         return ["loss", "min_k_plus_plus"], "loss", "min_k_plus_plus"
     return ["loss", SIGNED[first]], "loss", str(SIGNED[first])
 
@@ -294,19 +296,36 @@ FORMS: dict[str, list[Any]] = {
     "scores": [None, ["score"], [{"column": "score", "higher": "nonmember"}]],
     "versions": [None, {}, {"differing": True}, {"permute": "order", "window": 4}],
 }
+FORMS_OF_CHATS: dict[str, list[Any]] = {
+    "text": [None, "text", "body"],
+    "template": [None, "{question}"],
+    "messages": [None, "messages"],
+    "prompt": [None, "prompt"],
+    "completion": [None, "completion"],
+    "tools": [None, "tools"],
+}
 PLACES = ("audit", "unseen", "seen", "labelled")
 
 
 def keys_of_sources() -> Table:
     """Keys of a source, for each role and for documents to train on, with id and group and without them."""
+    return of_forms(FORMS)
+
+
+def keys_of_chats() -> Table:
+    """Keys of a source of chats, beside those of texts; columns as in `keys_of_sources`."""
+    return of_forms(FORMS_OF_CHATS)
+
+
+def of_forms(forms: Mapping[str, list[Any]]) -> Table:
     table = {}
-    for values in product(*FORMS.values()):
-        given = {key: value for key, value in zip(FORMS, values, strict=True) if value is not None}
+    for values in product(*forms.values()):
+        given = {key: value for key, value in zip(forms, values, strict=True) if value is not None}
         ends: list[dict[str, Any]] = [
             {},
             {"id": "id"},
             {"group": "group"},
-            {key: None for key in FORMS if key not in (*given, "text")},
+            {key: None for key in forms if key not in (*given, "text")},
         ]
         accepted = []
         for role, more in product(PLACES, ends):
@@ -356,6 +375,7 @@ TABLES = (
     settings_and_kinds,
     kinds_together,
     keys_of_sources,
+    keys_of_chats,
     places_of_sources,
 )
 
