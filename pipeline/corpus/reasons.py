@@ -42,6 +42,10 @@ class Reason(StrEnum):
         "not_permutable",
         "The orders of its options or rows are not equally likely, or do not differ; not counted in error_budget.",
     )
+    NO_ANSWER = (
+        "no_answer",
+        "No draw of an endpoint continues it: refusals, or reasoning that does not end; not counted in error_budget.",
+    )
     NON_FINITE_SCORE = (
         "non_finite_score",
         "A score is infinite, missing or not a number, or an endpoint's value is no log-probability.",
@@ -55,6 +59,9 @@ class Reason(StrEnum):
 
 FAULTS = (Reason.MODEL_ERROR, Reason.OUT_OF_MEMORY, Reason.NON_FINITE_SCORE)
 """Reasons of code, models and devices, which may not recur in another attempt. All others depend on the document."""
+
+BY_RULE = (Reason.NOT_PERMUTABLE, Reason.NO_ANSWER)
+"""Reasons of valid documents that are left out by one rule in every role: they do not count in error_budget."""
 
 ALL = "all"
 """Every one of `FAULTS`."""

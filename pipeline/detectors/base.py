@@ -122,7 +122,7 @@ class Continuations:
     """Continuations of the prefix of one document, and its actual continuation."""
 
     reference: str  # the rest of the document
-    texts: Sequence[str]  # one per draw
+    texts: Sequence[str]  # one per draw; of an endpoint without draws that are no answer, at least one
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pipeline.corpus.keys import KEY_COLUMNS, Keys
 from pipeline.corpus.known_texts import KnownTexts, repeated_ids
 from pipeline.corpus.near_duplicates import SKETCH_TYPE, stack_sketches
 from pipeline.corpus.notes import Notes
-from pipeline.corpus.reasons import Reason
+from pipeline.corpus.reasons import BY_RULE, Reason
 from pipeline.corpus.shard import SHARD_FIELDS, Shard
 from pipeline.errors import IncompleteError, UserError, one_line
 from pipeline.run.records import DUPLICATES, KEYS_FILE
@@ -44,7 +44,8 @@ def check_budget(config: AuditConfig, scored: Scored) -> None:
     reasons = Counter[str]()
     for role in ROLES:
         reasons.update(scored.quarantined(role))
-    del reasons[Reason.NOT_PERMUTABLE]  # left out by rule from valid items
+    for reason in BY_RULE:
+        del reasons[reason]
     if reasons.total() > config.error_budget * total:
         counts = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
         raise IncompleteError(

@@ -31,6 +31,7 @@ from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
+from pipeline.endpoint.replies import RULES, Draws, read_replies
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate
 from pipeline.models.load import LanguageModel, open_model
@@ -61,6 +62,11 @@ ENDPOINT_WINDOW = Window(4096, 1 << 23)
 
 MAX_NEW_TOKENS = 1024
 SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.string())))
+REPLY = pa.struct([("draw", pa.int32()), ("kind", pa.string()), ("text", pa.string())])
+ENDPOINT_SCHEMA = rows_schema(
+    ("reference", pa.string()), ("continuations", pa.list_(pa.string())), ("replies", pa.list_(REPLY))
+)
+"""The same with the replies that are no plain answer; where one is no answer, the continuation is null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class SampleSettings:
     cache_positions: int = 0  # maximum at a time; 0 for an endpoint
     chat: ChatSettings | None = None  # rendering of chats by a model with weights
     compared: Literal["answer"] | None = None  # of chats the last answer; None: the rest of a text
+    rules: str | None = None  # version of the rules for replies of an endpoint; None: a model with weights
 
     @property
     def folder(self) -> str:
@@ -166,6 +173,17 @@ def _conversations(documents: Sequence[Document]) -> list[Conversation]:
 def keep_draws(task: Task, texts: Sequence[str], output: Output) -> None:
     """Record the draws of a document."""
     output.keep(task.document, reference=task.reference, continuations=list(texts))
+
+
+def stored_draws(number: int, output: Output) -> Draws:
+    """The draws of a document by an endpoint so far."""
+    row = output.rows.get(number, {})
+    return Draws(list(row.get("continuations") or ()), list(row.get("replies") or ()))
+
+
+def keep_replies(task: Task, draws: Draws, output: Output) -> None:
+    """Record the draws of a document by an endpoint."""
+    output.keep(task.document, reference=task.reference, continuations=draws.texts, replies=draws.replies)
 
 
 # --- by a local model
@@ -277,7 +295,7 @@ class ChatSampler(Sampler):
 
 
 class EndpointSampler:
-    """Requests the missing draws of a shard. Empty answers, which continue nothing, are requested again."""
+    """Requests the missing draws of a shard. A draw that is no answer is not requested again."""
 
     def __init__(self, stage: Stage, placement: Placement) -> None:
         """Prepare."""
@@ -289,34 +307,35 @@ class EndpointSampler:
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
-    def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], list[str]]:
+    def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], Draws]:
         """The draws in files and in answers without a file, by row number and digest of the text."""
         output.answers = self.stage.answers(shard, store)
         keep_earlier_draws(self.stage, shard, store, output)
-        draws: dict[tuple[int, str], list[str]] = {}
+        found: dict[tuple[int, str], Draws] = {}
         for line in output.answers.before():
-            texts = draws.setdefault((line["row"], line["text"]), list(draws_of_row(line["row"], output)))
-            if line["draw"] == len(texts):
-                texts += line["texts"]
-        return draws
+            draws = found.setdefault((line["row"], line["text"]), stored_draws(line["row"], output))
+            if line["draw"] == len(draws):
+                draws.extend(line["texts"], line["replies"])
+        return found
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
         """The draws of an existing row, one answer each; the first ones may be in a file that it extends."""
+        replies = row["replies"] or ()
         for draw, continuation in enumerate(row["continuations"] or ()):
-            yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation]}
+            of_draw = [one for one in replies if one["draw"] == draw]
+            yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation], "replies": of_draw}
 
-    def prepare(
-        self, documents: list[Document], inputs: dict[tuple[int, str], list[str]], output: Output
-    ) -> list[Entry]:
+    def prepare(self, documents: list[Document], inputs: dict[tuple[int, str], Draws], output: Output) -> list[Entry]:
         """Split documents with their existing draws."""
         entries = []
         for document in documents:
-            filed = draws_of_row(document.row, output)
-            texts = inputs.get((document.row, text_digest(document.text))) or filed
+            filed = stored_draws(document.row, output)
+            draws = inputs.get((document.row, text_digest(document.text)), filed)
             if len(filed) >= self.settings.draws:  # additional draws may be needed later
-                output.rows[document.row]["continuations"] = texts
+                output.rows[document.row] |= {"continuations": draws.texts, "replies": draws.replies}
+                self._refuse_unanswered(document, draws, output)
             elif (task := self.split(document, output)) is not None:
-                entries.append(Entry(document, 0, (task, texts)))
+                entries.append(Entry(document, 0, (task, draws)))
         return entries
 
     def split(self, document: Document, output: Output) -> Task | None:
@@ -330,28 +349,36 @@ class EndpointSampler:
         missing = [entry.work for entry in batch]
         self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
 
-    async def _ask(self, missing: tuple[Task, list[str]], output: Output, endpoint: Endpoint) -> None:
+    async def _ask(self, missing: tuple[Task, Draws], output: Output, endpoint: Endpoint) -> None:
         """Request draws until the document has all: endpoints may return fewer than requested."""
         assert output.answers is not None
-        task, texts = missing
-        while len(texts) < self.settings.draws:
-            question, more = output.answers.ask(), list[str]()
-            number = min(self.settings.draws - len(texts), self.model.choices)
-            path, body = self._request(task, len(texts), number)
+        task, draws = missing
+        read = partial(read_replies, api=self.model.api, document=f"{task.prefix}\n{task.reference}")
+        while len(draws) < self.settings.draws:
+            question, more = output.answers.ask(), Draws()
+            number = min(self.settings.draws - len(draws), self.model.choices)
+            path, body = self._request(task, len(draws), number)
             most = self._prompt_tokens(task) + number * task.max_new_tokens
+            first = len(draws)
             try:
-                texts_of = self._texts
-                more = (await endpoint.ask(path, body, most, texts_of, question.spent, question.book))[:number]
+                replies = await endpoint.ask(path, body, most, read, question.spent, question.book)
+                more = draws.add(replies[:number])
             except (Fault, Refusal) as error:
-                keep_draws(task, texts, output)
+                keep_replies(task, draws, output)
                 output.refuse(task.document, Reason.MODEL_ERROR, f"endpoint: {error}")
                 return
             finally:  # the cost is known in any case
                 output.tokens += question.spent.tokens
-                place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": len(texts)}
-                question.finish(**({**place, "texts": more} if more else {}))
-            texts = [*texts, *more]
-        keep_draws(task, texts, output)
+                place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": first}
+                found = {**place, "texts": more.texts, "replies": more.replies} if more.texts else {}
+                question.finish(**found)
+        keep_replies(task, draws, output)
+        self._refuse_unanswered(task.document, draws, output)
+
+    def _refuse_unanswered(self, document: Document, draws: Draws, output: Output) -> None:
+        """Refuse a document of which no draw is an answer."""
+        if (problem := draws.problem(self.settings.draws)) is not None:
+            output.refuse(document, Reason.NO_ANSWER, problem)
 
     def _request(self, task: Task, first: int, number: int) -> tuple[str, dict[str, Any]]:
         """Path and body of a request. Its seed depends on the seed of the run, the document and the first draw."""
@@ -383,27 +410,6 @@ class EndpointSampler:
             return sum(prompt_tokens(json.dumps(message, ensure_ascii=False)) for message in task.chat.messages)
         return prompt_tokens(task.prefix + self.model.instruction)
 
-    def _texts(self, value: dict[str, Any]) -> list[str]:
-        """The usable texts of an answer, at least one.
-
-        Raises:
-            Fault: there is none.
-        """
-        choices = value.get("choices")
-        if not isinstance(choices, list):
-            raise Fault("answer has no choices")
-        texts = []
-        for choice in choices:
-            choice = choice if isinstance(choice, dict) else {}
-            holder = choice if self.model.api == "completions" else choice.get("message") or {}
-            text = holder.get("text" if self.model.api == "completions" else "content")
-            if choice.get("finish_reason") != "content_filter" and isinstance(text, str) and text.strip():
-                texts.append(text.encode("utf-8", "replace").decode())
-        if not texts:
-            filtered = any(isinstance(c, dict) and c.get("finish_reason") == "content_filter" for c in choices)
-            raise Fault("its filter lets nothing through" if filtered else "empty completion")
-        return texts
-
 
 class ChatEndpointSampler(EndpointSampler):
     """Requests the last answer of conversations: the endpoint receives the messages before it."""
@@ -424,7 +430,7 @@ def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
         wanted.stage(
             settings.stage,
             folder=settings.folder,
-            schema=SCHEMA,
+            schema=SCHEMA if endpoint is None else ENDPOINT_SCHEMA,
             settings=settings,
             make=texts if settings.compared is None else chats,
             endpoint=endpoint,
@@ -438,6 +444,8 @@ def _settings(wanted: StagePlan) -> list[SampleSettings]:
     """The continuations that the detectors read, drawn on a device or by an endpoint."""
     config, samples = wanted.config, needed_continuations(wanted.detectors)
     where: dict[str, Any] = {"compared": "answer"} if config.corpus.has_chats else {}
+    if isinstance(config.model, EndpointConfig):
+        where["rules"] = RULES
     if samples and not isinstance(config.model, EndpointConfig):
         where |= {"device": wanted.device.mark, "cache_positions": wanted.budget(config.model).cache}
         if config.corpus.has_chats:

@@ -157,6 +157,16 @@ class _Prepared:
     cuts: Sequence[Cut] = ()  # its windows; empty: its ids are one piece
 
 
+def drawn_answers(row: Mapping[str, Any], draws: int) -> Continuations:
+    """The continuations of a document: the answers among its first draws.
+
+    Args:
+        row: row of its draws, at least one of which is an answer; more may have been stored.
+        draws: number of draws that the run needs.
+    """
+    return Continuations(row["reference"], [text for text in row["continuations"][:draws] if text is not None])
+
+
 def same_token_pair(detectors: Sequence[Detector], given: bool) -> str | None:
     """The first detector that gives target and reference the same tokens; None without one.
 
@@ -311,7 +321,7 @@ class Scorer:
                 tokens[index].truncated,
                 {needed: sequences[index] for needed, sequences in ids.items()},
                 {
-                    continued: Continuations(rows[document.row]["reference"], rows[document.row]["continuations"])
+                    continued: drawn_answers(rows[document.row], self.samples[continued].settings.draws)
                     for continued, rows in inputs.continuations.items()
                 },
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},

@@ -122,6 +122,7 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "detectors": replace(stages[-1].settings.detectors, entries=("zlib",)),
         "chat": ChatSettings({"target": "other"}),
         "compared": "answer",
+        "rules": "0",
         "windows": 2,
     }
     for stage in stages:

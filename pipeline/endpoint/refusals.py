@@ -1,0 +1,118 @@
+"""Refusals: replies in which a model states in the first person that it does not continue a text.
+
+The rules are one table, refusals.toml, a row a language. A reply is a refusal only if it is short, begins with one,
+perhaps behind an apology, and names what is refused. A reply that repeats a long run of words of its document is none:
+what a document itself states, such as a novel in which somebody cannot go on, is no refusal of the model.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import islice
+from typing import Any
+
+from pipeline.corpus.scripts import by_characters, units
+
+VERSION = 1
+"""Version of the rules; it is part of the fingerprint of draws."""
+
+LONGEST = 1200
+"""Maximum characters of a refusal, which may offer other help."""
+
+LONGEST_BARE = 200
+"""Maximum characters of a refusal that names neither copyright nor other help."""
+
+SHARED_WORDS, SHARED_CHARACTERS = 8, 20
+"""Words in a row, or characters of scripts without blanks, by which a reply repeats its document."""
+
+_NEAR = 240  # characters from the beginning of a refusal in which it names what is refused
+_QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u00ab\u00bb\u2039\u203a\u300c\u300e\u300a"
+_LINK = r"(?:[\s,.:;!\u2013\u2014\u3002\uff0c\u3001\uff01*-]+|\b)"
+_SPACES = re.compile(r"\s+")
+_CLAUSE = re.compile(r"[.!?;:\u3002\uff01\uff1f]")
+_EDGES = re.compile(r"[\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The rules of a language: a row of refusals.toml, compiled."""
+
+    name: str
+    begin: re.Pattern[str]  # apologies, if any, and the statement, in a group `statement`
+    sure: re.Pattern[str]  # objects that hardly any text but a refusal has so near to its beginning
+    usual: re.Pattern[str]  # objects that other texts have too
+    offer: re.Pattern[str]  # other help
+    told: re.Pattern[str]  # what shows that somebody tells of a refusal
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Language:
+        """Compile a row."""
+        statement = f"(?:{'|'.join(row['statement'])}){row['between']}(?:{'|'.join(row['verb'])})"
+        begin = rf"(?:(?:{'|'.join(row['opening'])}){_LINK}){{0,4}}(?P<statement>{statement})"
+        parts = {key: re.compile("|".join(row[key])) for key in ("sure", "usual", "offer", "told")}
+        return cls(row["name"], re.compile(begin), **parts)
+
+    def refuses(self, text: str) -> bool:
+        """Whether a folded text begins with a refusal that names what is refused."""
+        found = self.begin.match(text)
+        if found is None:
+            return False
+        near = text[: found.start("statement") + _NEAR]
+        if self.told.search(near):
+            return False
+        if self.sure.search(near):
+            return True
+        end = _CLAUSE.search(text, found.end("statement"))
+        named = near if end is None else near[: end.start()]
+        short = len(text) <= LONGEST_BARE
+        return self.usual.search(named) is not None and (short or self.offer.search(text) is not None)
+
+
+@cache
+def languages() -> tuple[Language, ...]:
+    """The table of rules."""
+    table = resources.files(__package__).joinpath("refusals.toml").read_text(encoding="utf-8")
+    return tuple(Language.of(row) for row in tomllib.loads(table)["language"])
+
+
+def is_refusal(reply: str, document: str) -> bool:
+    """Whether a reply states that the model does not continue a text.
+
+    Args:
+        reply: what the model wrote.
+        document: the text of the document, which the reply may repeat.
+    """
+    text = _folded(reply)
+    if not text or len(text) > LONGEST or text[0] in _QUOTES:
+        return False
+    return any(language.refuses(text) for language in languages()) and not repeats_run(reply, document)
+
+
+def _folded(text: str) -> str:
+    """A text in lower case, with one kind of apostrophes and blanks, and without marks of emphasis before it."""
+    plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2019", "'").replace("\u02bc", "'")
+    return _SPACES.sub(" ", plain).strip().lstrip("*#_> ")
+
+
+def repeats_run(reply: str, document: str) -> bool:
+    """Whether a reply has `SHARED_WORDS` words in a row, or `SHARED_CHARACTERS`, in common with a document."""
+    characters = by_characters(document)
+    length = SHARED_CHARACTERS if characters else SHARED_WORDS
+    ours, theirs = (_runs(_bare_units(text, characters), length) for text in (reply, document))
+    return not ours.isdisjoint(theirs)
+
+
+def _bare_units(text: str, characters: bool) -> list[str]:
+    """The words, or characters, of a text in lower case without punctuation."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return [bare for unit in units(folded, characters) if (bare := _EDGES.sub("", unit))]
+
+
+def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    return set(zip(*(islice(words, start, None) for start in range(length)), strict=False))

@@ -1,0 +1,275 @@
+"""Replies of an endpoint: which of them continue a text, and which are no answer.
+
+A reply is no answer if it has no text, if all of it is reasoning, if a filter stopped it, or if it is a refusal
+(`pipeline.endpoint.refusals`). Reasoning that ends is cut from the beginning of a reply. The decision depends on the
+reply and its document only, so it is one rule for the documents of every role.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from pipeline.endpoint.client import Fault
+from pipeline.endpoint.refusals import VERSION, is_refusal
+from pipeline.errors import one_line
+
+RULES = f"1.{VERSION}"
+"""Version of the rules for replies and refusals; it is part of the fingerprint of draws."""
+
+SHOWN = 200
+"""Characters of a refusal that are kept."""
+
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "reasoning_text")
+_TEXT_PARTS = ("text", "output_text", None)
+_FILTERS = ("content_filter", "content-filter", "safety", "recitation", "prohibited_content", "blocklist", "sensitive")
+_NAME = r"(?:\w+:)?(?:think(?:ing)?|thoughts?|reasoning|scratchpad)"
+_PAIRS = tuple(  # what opens and what closes reasoning; a closing one may refer to the name of the opening one
+    (re.compile(begin, flags), end)
+    for begin, end, flags in (
+        (rf"<\s*({_NAME})(?:\s[^<>]*)?>", r"<\s*/\s*{0}\s*>", re.IGNORECASE),
+        (r"\[(THINK)\]", r"\[/{0}\]", 0),
+        (r"<\|?(?:begin_of_|start_)(thought|thinking)\|?>", r"<\|?end_(?:of_)?{0}\|?>", re.IGNORECASE),
+        (r"<\|(think|thinking)\|>", r"<\|/{0}\|>", re.IGNORECASE),
+        (r"\u25c1(think)\u25b7", r"\u25c1/{0}\u25b7", 0),
+        (
+            r"(?:<\|start\|>assistant)?<\|channel\|>\s*(?:analysis|commentary)\b",
+            r"<\|channel\|>\s*final[^<]*<\|message\|>",
+            0,
+        ),
+        (r"(?:analysis|commentary)(?=[A-Z])", r"assistantfinal", 0),  # without its special tokens
+    )
+)
+_CLOSING = re.compile(
+    r"<\s*/\s*(?:\w+:)?(?:think|thinking|reasoning)\s*>|\[/THINK\]|\u25c1/think\u25b7|<\|?end_(?:of_)?(?:thought|thinking)\|?>",
+    re.IGNORECASE,
+)
+"""What closes reasoning that the template of a model has opened."""
+
+_HEADER = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>\s*final[^<]*<\|message\|>|<\|?(?:begin_of_solution|start_response)\|?>",
+    re.IGNORECASE,
+)
+_TRAILER = re.compile(r"(?:<\|(?:return|end|end_of_solution)\|>|<\|END_RESPONSE\|>)\s*$", re.IGNORECASE)
+
+
+class Kind(StrEnum):
+    """A kind of reply, as in files of a run."""
+
+    ANSWER = "answer"
+    CUT = "reasoning_cut"
+    REASONING = "reasoning"
+    REFUSAL = "refusal"
+    FILTERED = "filtered"
+    EMPTY = "empty"
+
+    @property
+    def answers(self) -> bool:
+        """Whether such a reply continues the text."""
+        return self in (Kind.ANSWER, Kind.CUT)
+
+
+_WORDS = {
+    Kind.ANSWER: ("answer", "answers"),
+    Kind.CUT: ("answer behind reasoning", "answers behind reasoning"),
+    Kind.REASONING: ("reasoning without an answer", "reasoning without an answer"),
+    Kind.REFUSAL: ("refusal", "refusals"),
+    Kind.FILTERED: ("stopped by a filter", "stopped by a filter"),
+    Kind.EMPTY: ("without text", "without text"),
+}
+
+
+def counted_kinds(counts: Mapping[str, int]) -> str:
+    """Numbers of replies by kind, in words; the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {_WORDS[Kind(kind)][count != 1]}" for kind, count in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply: the text to compare, or why there is none."""
+
+    kind: Kind
+    text: str  # to compare; of a refusal its beginning
+
+    @property
+    def answer(self) -> str | None:
+        """The text to compare; None if the reply is no answer."""
+        return self.text if self.kind.answers else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a choice of a response holds."""
+
+    text: str
+    finish: str
+    refused: str  # the field of a refusal
+    reasoned: bool  # whether reasoning stands beside the text
+
+
+def read_replies(value: Mapping[str, Any], api: Literal["completions", "chat"], document: str) -> list[Reply]:
+    """The replies of a response, at least one.
+
+    Args:
+        value: the response.
+        api: the interface.
+        document: text of the document; a reply that repeats it is an answer, and its own tags are text.
+
+    Raises:
+        Fault: the response has no choice with a text or a reason for its end.
+    """
+    choices = value.get("choices")
+    if not isinstance(choices, list):
+        raise Fault("answer has no choices")
+    reasoned = _reasoning_tokens(value) > 0
+    said = [one for choice in choices if (one := _said(choice, api, reasoned)) is not None]
+    if not said:
+        raise Fault("answer has no text")
+    return [_judged(one, document) for one in said]
+
+
+def _said(choice: Any, api: str, reasoned: bool) -> _Said | None:
+    """The parts of a choice; None if it has neither a text nor a reason for its end."""
+    if not isinstance(choice, dict):
+        return None
+    message = choice if api == "completions" else choice.get("message")
+    holder = message if isinstance(message, dict) else {}
+    content = holder.get("text" if api == "completions" else "content")
+    finish = choice.get("finish_reason")
+    refused = holder.get("refusal")
+    if not isinstance(content, (str, list)) and not isinstance(finish, str) and not isinstance(refused, str):
+        return None
+    text, thought, declined = _joined(content) if isinstance(content, list) else (content or "", False, "")
+    beside = any(holder.get(name) for name in _REASONING_FIELDS)
+    return _Said(
+        text.encode("utf-8", "replace").decode() if isinstance(text, str) else "",
+        finish.casefold() if isinstance(finish, str) else "",
+        refused if isinstance(refused, str) else declined,
+        reasoned or beside or thought,
+    )
+
+
+def _joined(parts: Sequence[Any]) -> tuple[str, bool, str]:
+    """The text of a content in parts, whether some are reasoning, and the text of a refusal."""
+    text, thought, refused = "", False, ""
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+        elif isinstance(part, dict):
+            kind = part.get("type")
+            if isinstance(part.get("refusal"), str):
+                refused += part["refusal"]
+            elif kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+                text += part["text"]
+            else:
+                thought = thought or (isinstance(kind, str) and ("think" in kind or "reason" in kind))
+    return text, thought, refused
+
+
+def _reasoning_tokens(value: Mapping[str, Any]) -> int:
+    """Tokens of reasoning that a response counts, >= 0."""
+    usage = value.get("usage")
+    if not isinstance(usage, dict):
+        return 0
+    holders = [usage, *(usage.get(f"{name}_tokens_details") for name in ("completion", "output"))]
+    counts = [holder.get("reasoning_tokens") for holder in holders if isinstance(holder, dict)]
+    return max((count for count in counts if isinstance(count, int)), default=0)
+
+
+def _judged(said: _Said, document: str) -> Reply:
+    if said.finish.startswith(_FILTERS):
+        return Reply(Kind.FILTERED, "")
+    if said.refused.strip() or said.finish == "refusal":
+        return Reply(Kind.REFUSAL, one_line(said.refused or said.text)[:SHOWN])
+    text, cut = cut_reasoning(said.text, document)
+    if not text.strip():
+        spent = cut or said.reasoned or said.finish == "length"
+        return Reply(Kind.REASONING if spent else Kind.EMPTY, "")
+    if is_refusal(text, document):
+        return Reply(Kind.REFUSAL, one_line(text.strip())[:SHOWN])
+    return Reply(Kind.CUT if cut else Kind.ANSWER, text)
+
+
+def cut_reasoning(text: str, document: str) -> tuple[str, bool]:
+    """A reply without reasoning at its beginning, and whether it had some; nothing remains where it does not end.
+
+    Tags that the document has too are text, and stay.
+    """
+    cut, rest = False, text
+    while (found := _reasoning(rest, document)) is not None:
+        cut, rest = True, found
+    if not cut:
+        closing = _CLOSING.search(text)
+        if closing is not None and closing[0].casefold() not in document.casefold():
+            cut, rest = True, text[closing.end() :]
+    header = _HEADER.match(rest.lstrip())
+    if header is not None and header[0] not in document:
+        cut, rest = True, rest.lstrip()[header.end() :]
+    if not cut:
+        return text, False
+    return _TRAILER.sub("", rest).lstrip(), True
+
+
+def _reasoning(text: str, document: str) -> str | None:
+    """What follows the reasoning with which a text begins; None if it begins with none."""
+    start = text.lstrip()
+    for begin, end in _PAIRS:
+        opening = begin.match(start)
+        if opening is None or opening[0].casefold() in document.casefold():
+            continue
+        name = opening[1] if begin.groups else ""
+        closing = re.compile(end.format(re.escape(name)) if name else end, begin.flags).search(start, opening.end())
+        return "" if closing is None else start[closing.end() :]
+    return None
+
+
+# --- the draws of a document
+
+
+@dataclass(slots=True)
+class Draws:
+    """The draws of a document so far: their texts in order, None where there is no answer, and the other replies."""
+
+    texts: list[str | None] = field(default_factory=list)
+    replies: list[dict[str, Any]] = field(default_factory=list)  # draw, kind and text of replies that are no plain one
+
+    def __len__(self) -> int:
+        """Number of draws, answers or not."""
+        return len(self.texts)
+
+    def add(self, replies: Iterable[Reply]) -> Draws:
+        """Add replies, the next draws; these alone."""
+        more = Draws()
+        for draw, reply in enumerate(replies, len(self)):
+            if reply.kind != Kind.ANSWER:
+                shown = "" if reply.kind.answers else reply.text
+                more.replies.append({"draw": draw, "kind": str(reply.kind), "text": shown})
+            more.texts.append(reply.answer)
+        self.extend(more.texts, more.replies)
+        return more
+
+    def extend(self, texts: Sequence[str | None], replies: Sequence[Mapping[str, Any]]) -> None:
+        """Add stored draws, the next ones."""
+        self.texts += texts
+        self.replies += map(dict, replies)
+
+    def problem(self, draws: int) -> str | None:
+        """Why none of the first `draws` draws is an answer, in words; None if one is."""
+        if any(text is not None for text in self.texts[:draws]):
+            return None
+        counts = counted_kinds(Counter(str(one["kind"]) for one in self.replies if one["draw"] < draws))
+        shown = next((one["text"] for one in self.replies if one["text"]), "")
+        first = f"; the first: {shown}" if shown else ""
+        number = "its only draw is no answer" if draws == 1 else f"none of its {draws} draws is an answer"
+        return f"{number}: {counts}{first}"
+
+
+def count_kinds(rows: Iterable[Mapping[str, Any]], draws: int) -> dict[str, int]:
+    """Kind -> number of the first `draws` draws of all rows that are no plain answer."""
+    counts = Counter(one["kind"] for row in rows for one in row.get("replies") or () if one["draw"] < draws)
+    return dict(sorted(counts.items()))

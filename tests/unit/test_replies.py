@@ -1,0 +1,326 @@
+"""Replies that are no answer are left out by one rule in every role, and paid once."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from pipeline.detectors.continuations import cdd_score, coverage_score
+from pipeline.detectors.samia import prefix_and_reference, samia_score
+from pipeline.endpoint.answers import spent_before
+from pipeline.endpoint.client import Fault
+from pipeline.endpoint.replies import Kind, Reply, cut_reasoning, read_replies
+from pipeline.errors import StopError
+from pipeline.stages.registry import ANSWER_FOLDERS
+from pipeline.store.files import Store
+from pipeline.store.receipts import read_receipts
+from tests.helpers.commands import ended
+from tests.helpers.finished import rows, run
+from tests.helpers.made_up import MakeAudit, sentence, write_corpus
+from tests.helpers.openai_server import openai_server, prompt_of
+
+DOCUMENT = "The river flows through the town\nand under the old bridge."
+GOES_ON = "and under the old bridge"
+REFUSED = "I can't continue copyrighted text."
+STAGE = "sample/ratio0.5_t1_k50_p1_reference/4"
+
+
+def said(content: Any, api: str = "chat", finish: str | None = "stop", **beside: Any) -> dict[str, Any]:
+    """A response with one choice."""
+    choice: dict[str, Any] = {"finish_reason": finish} if finish is not None else {}
+    if api == "completions":
+        return {"choices": [{**choice, "text": content, **beside}]}
+    return {"choices": [{**choice, "message": {"role": "assistant", "content": content, **beside}}]}
+
+
+def read(value: Mapping[str, Any], api: Any = "chat", document: str = DOCUMENT) -> Reply:
+    (reply,) = read_replies(value, api, document)
+    return reply
+
+
+ANSWERS = [  # content, whether reasoning was cut
+    (GOES_ON, False),
+    (f"<think>\nWhat next?\n</think>\n\n{GOES_ON}", True),
+    (f"  <THINK >What next?</think >{GOES_ON}", True),
+    (f'<think budget="5">What next?</think>{GOES_ON}', True),
+    (f"<thinking>What next?</thinking>\n{GOES_ON}", True),
+    (f"<reasoning>What next?</reasoning>\n{GOES_ON}", True),
+    (f"<seed:think>What next?</seed:think>{GOES_ON}", True),
+    (f"[THINK]What next?[/THINK]{GOES_ON}", True),
+    (f"\u25c1think\u25b7What next?\u25c1/think\u25b7{GOES_ON}", True),
+    (f"<|START_THINKING|>What next?<|END_THINKING|><|START_RESPONSE|>{GOES_ON}<|END_RESPONSE|>", True),
+    (f"<|begin_of_thought|>What next?<|end_of_thought|>\n{GOES_ON}", True),
+    (f"<think></think>\n\n<think>Again?</think>{GOES_ON}", True),
+    (f"Okay, what comes next here?\n</think>\n\n{GOES_ON}", True),
+    (
+        "<|channel|>analysis<|message|>What next?<|end|><|start|>assistant<|channel|>final<|message|>"
+        f"{GOES_ON}<|return|>",
+        True,
+    ),
+    (f"<|channel|>final<|message|>{GOES_ON}", True),
+    (f"analysisWe go on with the text.assistantfinal{GOES_ON}", True),
+    (f"analysis of the water: {GOES_ON}", False),
+    (f"They said: <think>, and no more. {GOES_ON}", False),
+    (f"[analysis] {GOES_ON}", False),
+]
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize(("content", "cut"), ANSWERS)
+def test_reasoning_that_ends_is_cut_from_an_answer(content: str, cut: bool, api: str) -> None:
+    reply = read(said(content, api), api)
+    assert reply == Reply(Kind.CUT if cut else Kind.ANSWER, GOES_ON if cut else content)
+    assert reply.answer == reply.text
+
+
+NONE: list[tuple[Any, dict[str, Any], Kind]] = [  # content, what stands beside it, kind
+    (None, {"finish": "length", "reasoning_content": "What next?"}, Kind.REASONING),
+    ("", {"finish": "length", "reasoning": "What next?"}, Kind.REASONING),
+    ("", {"finish": "length"}, Kind.REASONING),
+    ("\n", {"finish": "stop", "reasoning_details": [{"type": "reasoning.text"}]}, Kind.REASONING),
+    ("<think>What next? The text goes on, so", {"finish": "length"}, Kind.REASONING),
+    ("<think>What next?</think>", {}, Kind.REASONING),
+    ("\n <Thinking mode='long'> What next?", {"finish": "length"}, Kind.REASONING),
+    ("[THINK]What next?", {}, Kind.REASONING),
+    ("<|channel|>analysis<|message|>What next?", {"finish": "length"}, Kind.REASONING),
+    ("analysisThe user asks to go on", {"finish": "length"}, Kind.REASONING),
+    ("<think>And?</think><think>What next?", {"finish": "length"}, Kind.REASONING),
+    ([{"type": "thinking", "thinking": [{"type": "text", "text": "What next?"}]}], {}, Kind.REASONING),
+    ("", {"finish": "stop"}, Kind.EMPTY),
+    (None, {"finish": "tool_calls"}, Kind.EMPTY),
+    (" ", {"finish": None}, Kind.EMPTY),
+    (GOES_ON, {"finish": "content_filter"}, Kind.FILTERED),
+    (None, {"finish": "SAFETY"}, Kind.FILTERED),
+    (None, {"finish": "content_filter: RECITATION"}, Kind.FILTERED),
+    (None, {"refusal": "No."}, Kind.REFUSAL),
+    ([{"type": "refusal", "refusal": "No."}], {}, Kind.REFUSAL),
+    (REFUSED, {}, Kind.REFUSAL),
+    (f"<think>May I?</think>\n{REFUSED}", {}, Kind.REFUSAL),
+    ([{"type": "text", "text": REFUSED}], {}, Kind.REFUSAL),
+]
+
+
+@pytest.mark.parametrize(("content", "beside", "kind"), NONE)
+def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, Any], kind: Kind) -> None:
+    for api in ("chat", "completions"):
+        reply = read(said(content, api, **beside), api)
+        assert (reply.kind, reply.answer) == (kind, None)
+        assert not reply.text or kind == Kind.REFUSAL
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"type": "text", "text": "and under "}, {"type": "text", "text": "the old bridge"}],
+        [{"type": "output_text", "text": GOES_ON}],
+        [{"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]}, {"type": "text", "text": GOES_ON}],
+        [{"type": "reasoning", "text": "Hm"}, {"type": "text", "text": GOES_ON}],
+        [GOES_ON],
+        [{"text": GOES_ON}, {"type": "image_url", "image_url": {"url": "x"}}, 3],
+    ],
+)
+def test_content_in_parts_is_joined_without_its_reasoning(parts: list[Any]) -> None:
+    assert read(said(parts)) == Reply(Kind.ANSWER, GOES_ON)
+
+
+def test_hidden_reasoning_is_recognised_by_its_tokens() -> None:
+    for name in ("completion", "output"):
+        usage = {"completion_tokens": 64, f"{name}_tokens_details": {"reasoning_tokens": 64}}
+        assert read({**said("", finish="stop"), "usage": usage}).kind == Kind.REASONING
+        assert read({**said(GOES_ON), "usage": usage}).kind == Kind.ANSWER
+    for usage in (
+        None,
+        [],
+        {"completion_tokens_details": None},
+        {"completion_tokens_details": {"reasoning_tokens": "x"}},
+    ):
+        assert read({**said("", finish="stop"), "usage": usage}).kind == Kind.EMPTY
+
+
+def test_tags_that_a_document_has_too_are_text() -> None:
+    document = "Write <think> first, then your thoughts,\nand </think> behind them. <|channel|>analysis is its name."
+    for reply in ("<think> first, then", "your thoughts, and </think> behind them", "<|channel|>analysis is"):
+        assert cut_reasoning(reply, document) == (reply, False)
+        assert read(said(reply), document=document).kind == Kind.ANSWER
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"choices": {}}, {"choices": []}, {"choices": ["x"]}, {"choices": [{}]}, {"choices": [{"message": 3}]}],
+)
+def test_a_response_without_text_or_end_is_nonsense(value: dict[str, Any]) -> None:
+    for api in ("chat", "completions"):
+        with pytest.raises(Fault, match="answer has no"):
+            read_replies(value, api, DOCUMENT)  # type: ignore[arg-type]
+
+
+# --- whole runs
+
+AUDIT = [sentence(i) for i in range(14)]
+UNSEEN = [sentence(1000 + i) for i in range(14)]
+PREFIXES = [prefix_and_reference(text)[0] for text in [*AUDIT, *UNSEEN]]
+SETTINGS: dict[str, Any] = {
+    "detectors": [{name: {"draws": 4}} for name in ("samia", "samia_zlib", "coverage", "cdd")],
+    "selections": [{"name": "members", "detectors": ["samia(draws=4)"], "procedure": "bh", "alpha": 0.5}],
+    "error_budget": 0.0,
+    "resources": {"cluster": "local", "shard_bytes": 700},
+}
+FATES = {1: "reasoning", 3: "refusal", 5: "filter", 7: "empty", 9: "mixed", 11: "likeliest", 16: "refusal", 18: "mixed"}
+"""Number of a prefix -> what comes; mixed: of each request one answer, one behind reasoning and one refusal."""
+
+
+def choice(content: str | None, api: str, finish: str = "stop", **beside: Any) -> dict[str, Any]:
+    (made,) = said(content, api, finish, **beside)["choices"]
+    return dict(made)
+
+
+def respond(body: dict[str, Any]) -> dict[str, Any]:
+    """At most three choices, by the number of the prefix."""
+    api = "chat" if "messages" in body else "completions"
+    number, seed = PREFIXES.index(prompt_of(body)), body["seed"]
+    texts = [f"some words number {seed % 97} and {seed % 89 + n}" for n in range(3)]
+    fate = FATES.get(number, "answer")
+    if fate == "likeliest":
+        fate = "refusal" if body["temperature"] == 0 else "answer"
+    made = {
+        "answer": [choice(text, api) for text in texts],
+        "reasoning": [choice("<think>What next?", api, "length")] * 3,
+        "refusal": [choice(REFUSED, api)] * 3,
+        "filter": [choice(None, api, "content_filter")] * 3,
+        "empty": [choice("", api)] * 3,
+        "mixed": [choice(REFUSED, api), choice(f"<think>So</think>{texts[1]}", api), choice(texts[2], api)],
+    }[fate]
+    if body["temperature"] == 0 and fate == "mixed":
+        made = [choice(texts[0], api)]
+    return {"choices": made[: body["n"]], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+
+
+def model(url: str, api: str = "completions", **settings: Any) -> dict[str, Any]:
+    quick = {"backoff": 0.01, "timeout": 60, "attempts": 6, "concurrency": 4}
+    return {"endpoint": url, "name": "stub", "api": api, **quick, **settings}
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_draws_that_are_no_answer_are_left_out_in_every_role_and_never_asked_again(
+    make_audit: MakeAudit, tmp_path: Path, api: str
+) -> None:
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, api), **SETTINGS)
+        assert ended("run", str(path)) == 0, "an error budget of 0 is kept: they are no errors"
+        asked = len(server.bodies)
+        assert asked == 28 * 3, "two requests for four draws, one for the likeliest; none is asked again"
+        assert ended("run", str(path)) == 0
+        assert ended("run", str(path), "--retry", "all") == 0
+        assert len(server.bodies) == asked
+    folder = tmp_path / "run"
+    drawn, scored = rows(folder, STAGE), rows(folder)
+    likeliest = rows(folder, "sample/ratio0.5_t0_kall_p1_reference/1")
+    none = {
+        "audit-1": "reasoning",
+        "audit-3": "refusal",
+        "audit-5": "filtered",
+        "audit-7": "empty",
+        "unseen-2": "refusal",
+    }
+    bad = {row["doc_id"]: row for row in pq.read_table(folder / "quarantine").to_pylist()}
+    assert {name: row["reason"] for name, row in bad.items()} == dict.fromkeys([*none, "audit-11"], "no_answer")
+    for name, kind in none.items():
+        assert drawn[name]["continuations"] == [None] * 4
+        assert [(one["draw"], one["kind"]) for one in drawn[name]["replies"]] == [(n, kind) for n in range(4)]
+    assert bad["audit-3"]["message"] == f"none of its 4 draws is an answer: 4 refusals; the first: {REFUSED}"
+    assert bad["audit-11"]["message"] == f"its only draw is no answer: 1 refusal; the first: {REFUSED}"
+    for name in ("audit-9", "unseen-4"):
+        row = drawn[name]
+        kinds = [(0, "refusal", REFUSED), (1, "reasoning_cut", ""), (3, "refusal", REFUSED)]
+        assert [(one["draw"], one["kind"], one["text"]) for one in row["replies"]] == kinds
+        texts = [text for text in row["continuations"] if text is not None]
+        assert (len(texts), row["continuations"][0], row["continuations"][3]) == (2, None, None)
+        assert not any("think" in text for text in texts)
+        greedy = likeliest[name]["continuations"][0].split()
+        assert scored[name]["samia(draws=4)"] == samia_score(texts, row["reference"])
+        assert scored[name]["samia_zlib(draws=4)"] == samia_score(texts, row["reference"], compressed=True)
+        assert scored[name]["coverage(draws=4)"] == coverage_score(texts, row["reference"])
+        assert scored[name]["cdd(draws=4)"] == cdd_score([text.split() for text in texts], greedy)
+    assert scored.keys() == drawn.keys() - bad.keys()
+    page = (folder / "report/report.html").read_text()
+    assert "no_answer" in page
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes_and_pays_nothing_twice(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **SETTINGS)
+        for limit in (17, 40):
+            with pytest.raises(StopError, match=r"model\.budget\.requests"):
+                run(path, f"model.budget.requests={limit}")
+        lines = [
+            json.loads(line)
+            for file in (tmp_path / "run/samples").rglob("*.jsonl")
+            for line in file.read_text().splitlines()
+        ]
+        assert any(one["kind"] == "refusal" for line in lines for one in line.get("replies", ()))
+        run(path)
+        assert len(server.bodies) == 28 * 3
+        store = Store(str(tmp_path / "run"))
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == 28 * 3
+        run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
+    for stage in (STAGE, "score"):
+        assert rows(tmp_path / "run", stage) == rows(tmp_path / "again", stage)
+        one, two = (
+            {r.shard: r.files[r.data].sha256 for r in read_receipts(Store(str(tmp_path / n)), stage)}
+            for n in ("run", "again")
+        )
+        assert one == two
+
+
+def test_more_draws_ask_for_those_alone_and_fewer_for_none(make_audit: MakeAudit, tmp_path: Path) -> None:
+    few, more = "detectors=[{samia: {draws: 3}}]", "detectors=[{samia: {draws: 6}}]"
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **SETTINGS)
+        run(path, few, "selections=[]")
+        first, asked = rows(tmp_path / "run"), len(server.bodies)
+        run(path, more, "selections=[]")
+        assert len(server.bodies) == 2 * asked
+        drawn = rows(tmp_path / "run", "sample/ratio0.5_t1_k50_p1_reference/6")
+        assert [one["draw"] for one in drawn["audit-9"]["replies"]] == [0, 1, 3, 4]
+        run(path, few, "selections=[]")
+        assert len(server.bodies) == 2 * asked
+        assert rows(tmp_path / "run") == first, "draws that another setting needed change nothing"
+        run(path, more, f"run={tmp_path / 'again'}", "selections=[]")
+        whole = rows(tmp_path / "again", "sample/ratio0.5_t1_k50_p1_reference/6")
+        texts = {name: [one["kind"] for one in row["replies"]] for name, row in whole.items()}
+        assert texts == {name: [one["kind"] for one in row["replies"]] for name, row in drawn.items()}
+
+
+def test_the_last_answer_of_a_chat_follows_the_same_rule(tmp_path: Path) -> None:
+    def talk(number: int) -> dict[str, Any]:
+        question, answer = sentence(number, 4), sentence(number + 500, 4)
+        return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+    corpus = write_corpus(
+        tmp_path,
+        {"audit": [talk(n) for n in range(8)], "unseen": [talk(n + 50) for n in range(8)]},
+        messages="messages",
+    )
+    refused = {sentence(2, 4), sentence(53, 4)}
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        text = REFUSED if body["messages"][-1]["content"] in refused else f"<think>So</think>words {body['seed'] % 9}"
+        made = [choice(text, "chat")] * body["n"]
+        return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+
+    with openai_server(respond=respond, models=["stub"]) as server:
+        given = {**SETTINGS, "model": model(server.url, "chat"), "corpus": corpus, "run": str(tmp_path / "run")}
+        path = tmp_path / "chats.yaml"
+        path.write_text(yaml.safe_dump({**given, "selections": []}))
+        assert ended("run", str(path)) == 0
+    bad = pq.read_table(tmp_path / "run/quarantine").to_pylist()
+    assert {(row["doc_id"], row["reason"]) for row in bad} == {("audit-2", "no_answer"), ("unseen-3", "no_answer")}
+    drawn = rows(tmp_path / "run", "sample/answer_t1_k50_p1_reference/4")
+    assert drawn["audit-0"]["continuations"][0].startswith("words ")
+    assert {one["kind"] for one in drawn["audit-0"]["replies"]} == {"reasoning_cut"}
