@@ -48,27 +48,27 @@ class Language:
     sure: re.Pattern[str]  # objects that hardly any text but a refusal has so near to its beginning
     usual: re.Pattern[str]  # objects that other texts have too
     offer: re.Pattern[str]  # other help
-    told: re.Pattern[str]  # what shows that somebody tells of a refusal
+    narrated: re.Pattern[str]  # what shows that somebody tells of a refusal
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Language:
         """Compile a row."""
         statement = f"(?:{'|'.join(row['statement'])}){row['between']}(?:{'|'.join(row['verb'])})"
         begin = rf"(?:(?:{'|'.join(row['opening'])}){_LINK}){{0,4}}(?P<statement>{statement})"
-        parts = {key: re.compile("|".join(row[key])) for key in ("sure", "usual", "offer", "told")}
+        parts = {key: re.compile("|".join(row[key])) for key in ("sure", "usual", "offer", "narrated")}
         return cls(row["name"], re.compile(begin), **parts)
 
     def refuses(self, text: str) -> bool:
         """Whether a folded text begins with a refusal that names what is refused."""
-        found = self.begin.match(text)
-        if found is None:
+        match = self.begin.match(text)
+        if match is None:
             return False
-        near = text[: found.start("statement") + _NEAR]
-        if self.told.search(near):
+        near = text[: match.start("statement") + _NEAR]
+        if self.narrated.search(near):
             return False
         if self.sure.search(near):
             return True
-        end = _CLAUSE.search(text, found.end("statement"))
+        end = _CLAUSE.search(text, match.end("statement"))
         named = near if end is None else near[: end.start()]
         short = len(text) <= LONGEST_BARE
         return self.usual.search(named) is not None and (short or self.offer.search(text) is not None)

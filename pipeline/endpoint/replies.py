@@ -57,7 +57,7 @@ _HEADER = re.compile(
 _TRAILER = re.compile(r"(?:<\|(?:return|end|end_of_solution)\|>|<\|END_RESPONSE\|>)\s*$", re.IGNORECASE)
 
 
-class Kind(StrEnum):
+class ReplyKind(StrEnum):
     """A kind of reply, as in files of a run."""
 
     ANSWER = "answer"
@@ -70,30 +70,30 @@ class Kind(StrEnum):
     @property
     def answers(self) -> bool:
         """Whether such a reply continues the text."""
-        return self in (Kind.ANSWER, Kind.CUT)
+        return self in (ReplyKind.ANSWER, ReplyKind.CUT)
 
 
 _WORDS = {
-    Kind.ANSWER: ("answer", "answers"),
-    Kind.CUT: ("answer behind reasoning", "answers behind reasoning"),
-    Kind.REASONING: ("reasoning without an answer", "reasoning without an answer"),
-    Kind.REFUSAL: ("refusal", "refusals"),
-    Kind.FILTERED: ("stopped by a filter", "stopped by a filter"),
-    Kind.EMPTY: ("without text", "without text"),
+    ReplyKind.ANSWER: ("answer", "answers"),
+    ReplyKind.CUT: ("answer behind reasoning", "answers behind reasoning"),
+    ReplyKind.REASONING: ("reasoning without an answer", "reasoning without an answer"),
+    ReplyKind.REFUSAL: ("refusal", "refusals"),
+    ReplyKind.FILTERED: ("stopped by a filter", "stopped by a filter"),
+    ReplyKind.EMPTY: ("without text", "without text"),
 }
 
 
 def counted_kinds(counts: Mapping[str, int]) -> str:
     """Numbers of replies by kind, in words; the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count:,} {_WORDS[Kind(kind)][count != 1]}" for kind, count in ordered)
+    return ", ".join(f"{count:,} {_WORDS[ReplyKind(kind)][count != 1]}" for kind, count in ordered)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A reply: the text to compare, or why there is none."""
 
-    kind: Kind
+    kind: ReplyKind
     text: str  # to compare; of a refusal its beginning
 
     @property
@@ -103,7 +103,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Choice:
     """What a choice of a response holds."""
 
     text: str
@@ -127,13 +127,13 @@ def read_replies(value: Mapping[str, Any], api: Literal["completions", "chat"], 
     if not isinstance(choices, list):
         raise Fault("answer has no choices")
     reasoned = _reasoning_tokens(value) > 0
-    said = [one for choice in choices if (one := _said(choice, api, reasoned)) is not None]
-    if not said:
+    usable = [one for choice in choices if (one := _read_choice(choice, api, reasoned)) is not None]
+    if not usable:
         raise Fault("answer has no text")
-    return [_judged(one, document) for one in said]
+    return [_judged(one, document) for one in usable]
 
 
-def _said(choice: Any, api: str, reasoned: bool) -> _Said | None:
+def _read_choice(choice: Any, api: str, reasoned: bool) -> _Choice | None:
     """The parts of a choice; None if it has neither a text nor a reason for its end."""
     if not isinstance(choice, dict):
         return None
@@ -146,7 +146,7 @@ def _said(choice: Any, api: str, reasoned: bool) -> _Said | None:
         return None
     text, thought, declined = _joined(content) if isinstance(content, list) else (content or "", False, "")
     beside = any(holder.get(name) for name in _REASONING_FIELDS)
-    return _Said(
+    return _Choice(
         text.encode("utf-8", "replace").decode() if isinstance(text, str) else "",
         finish.casefold() if isinstance(finish, str) else "",
         refused if isinstance(refused, str) else declined,
@@ -181,18 +181,18 @@ def _reasoning_tokens(value: Mapping[str, Any]) -> int:
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
-def _judged(said: _Said, document: str) -> Reply:
-    if said.finish.startswith(_FILTERS):
-        return Reply(Kind.FILTERED, "")
-    if said.refused.strip() or said.finish == "refusal":
-        return Reply(Kind.REFUSAL, one_line(said.refused or said.text)[:SHOWN])
-    text, cut = cut_reasoning(said.text, document)
+def _judged(choice: _Choice, document: str) -> Reply:
+    if choice.finish.startswith(_FILTERS):
+        return Reply(ReplyKind.FILTERED, "")
+    if choice.refused.strip() or choice.finish == "refusal":
+        return Reply(ReplyKind.REFUSAL, one_line(choice.refused or choice.text)[:SHOWN])
+    text, cut = cut_reasoning(choice.text, document)
     if not text.strip():
-        spent = cut or said.reasoned or said.finish == "length"
-        return Reply(Kind.REASONING if spent else Kind.EMPTY, "")
+        spent = cut or choice.reasoned or choice.finish == "length"
+        return Reply(ReplyKind.REASONING if spent else ReplyKind.EMPTY, "")
     if is_refusal(text, document):
-        return Reply(Kind.REFUSAL, one_line(text.strip())[:SHOWN])
-    return Reply(Kind.CUT if cut else Kind.ANSWER, text)
+        return Reply(ReplyKind.REFUSAL, one_line(text.strip())[:SHOWN])
+    return Reply(ReplyKind.CUT if cut else ReplyKind.ANSWER, text)
 
 
 def cut_reasoning(text: str, document: str) -> tuple[str, bool]:
@@ -201,8 +201,8 @@ def cut_reasoning(text: str, document: str) -> tuple[str, bool]:
     Tags that the document has too are text, and stay.
     """
     cut, rest = False, text
-    while (found := _reasoning(rest, document)) is not None:
-        cut, rest = True, found
+    while (behind := _reasoning(rest, document)) is not None:
+        cut, rest = True, behind
     if not cut:
         closing = _CLOSING.search(text)
         if closing is not None and closing[0].casefold() not in document.casefold():
@@ -232,7 +232,7 @@ def _reasoning(text: str, document: str) -> str | None:
 
 
 @dataclass(slots=True)
-class Draws:
+class DrawnReplies:
     """The draws of a document so far: their texts in order, None where there is no answer, and the other replies."""
 
     texts: list[str | None] = field(default_factory=list)
@@ -242,11 +242,11 @@ class Draws:
         """Number of draws, answers or not."""
         return len(self.texts)
 
-    def add(self, replies: Iterable[Reply]) -> Draws:
+    def add(self, replies: Iterable[Reply]) -> DrawnReplies:
         """Add replies, the next draws; these alone."""
-        more = Draws()
+        more = DrawnReplies()
         for draw, reply in enumerate(replies, len(self)):
-            if reply.kind != Kind.ANSWER:
+            if reply.kind != ReplyKind.ANSWER:
                 shown = "" if reply.kind.answers else reply.text
                 more.replies.append({"draw": draw, "kind": str(reply.kind), "text": shown})
             more.texts.append(reply.answer)
@@ -270,6 +270,6 @@ class Draws:
 
 
 def count_kinds(rows: Iterable[Mapping[str, Any]], draws: int) -> dict[str, int]:
-    """Kind -> number of the first `draws` draws of all rows that are no plain answer."""
+    """ReplyKind -> number of the first `draws` draws of all rows that are no plain answer."""
     counts = Counter(one["kind"] for row in rows for one in row.get("replies") or () if one["draw"] < draws)
     return dict(sorted(counts.items()))

@@ -31,7 +31,7 @@ from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
-from pipeline.endpoint.replies import RULES, Draws, read_replies
+from pipeline.endpoint.replies import RULES, DrawnReplies, read_replies
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate
 from pipeline.models.load import LanguageModel, open_model
@@ -62,6 +62,9 @@ ENDPOINT_WINDOW = Window(4096, 1 << 23)
 
 MAX_NEW_TOKENS = 1024
 SCHEMA = rows_schema(("reference", pa.string()), ("continuations", pa.list_(pa.string())))
+StoredDraws = dict[tuple[int, str], DrawnReplies]
+"""By row number and digest of the text."""
+
 REPLY = pa.struct([("draw", pa.int32()), ("kind", pa.string()), ("text", pa.string())])
 ENDPOINT_SCHEMA = rows_schema(
     ("reference", pa.string()), ("continuations", pa.list_(pa.string())), ("replies", pa.list_(REPLY))
@@ -175,13 +178,13 @@ def keep_draws(task: Task, texts: Sequence[str], output: Output) -> None:
     output.keep(task.document, reference=task.reference, continuations=list(texts))
 
 
-def stored_draws(number: int, output: Output) -> Draws:
+def stored_draws(number: int, output: Output) -> DrawnReplies:
     """The draws of a document by an endpoint so far."""
     row = output.rows.get(number, {})
-    return Draws(list(row.get("continuations") or ()), list(row.get("replies") or ()))
+    return DrawnReplies(list(row.get("continuations") or ()), list(row.get("replies") or ()))
 
 
-def keep_replies(task: Task, draws: Draws, output: Output) -> None:
+def keep_replies(task: Task, draws: DrawnReplies, output: Output) -> None:
     """Record the draws of a document by an endpoint."""
     output.keep(task.document, reference=task.reference, continuations=draws.texts, replies=draws.replies)
 
@@ -307,16 +310,16 @@ class EndpointSampler:
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
-    def open(self, shard: Shard, store: Store, output: Output) -> dict[tuple[int, str], Draws]:
+    def open(self, shard: Shard, store: Store, output: Output) -> StoredDraws:
         """The draws in files and in answers without a file, by row number and digest of the text."""
         output.answers = self.stage.answers(shard, store)
         keep_earlier_draws(self.stage, shard, store, output)
-        found: dict[tuple[int, str], Draws] = {}
+        stored: StoredDraws = {}
         for line in output.answers.before():
-            draws = found.setdefault((line["row"], line["text"]), stored_draws(line["row"], output))
+            draws = stored.setdefault((line["row"], line["text"]), stored_draws(line["row"], output))
             if line["draw"] == len(draws):
                 draws.extend(line["texts"], line["replies"])
-        return found
+        return stored
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
         """The draws of an existing row, one answer each; the first ones may be in a file that it extends."""
@@ -325,7 +328,7 @@ class EndpointSampler:
             of_draw = [one for one in replies if one["draw"] == draw]
             yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation], "replies": of_draw}
 
-    def prepare(self, documents: list[Document], inputs: dict[tuple[int, str], Draws], output: Output) -> list[Entry]:
+    def prepare(self, documents: list[Document], inputs: StoredDraws, output: Output) -> list[Entry]:
         """Split documents with their existing draws."""
         entries = []
         for document in documents:
@@ -349,13 +352,13 @@ class EndpointSampler:
         missing = [entry.work for entry in batch]
         self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
 
-    async def _ask(self, missing: tuple[Task, Draws], output: Output, endpoint: Endpoint) -> None:
+    async def _ask(self, missing: tuple[Task, DrawnReplies], output: Output, endpoint: Endpoint) -> None:
         """Request draws until the document has all: endpoints may return fewer than requested."""
         assert output.answers is not None
         task, draws = missing
         read = partial(read_replies, api=self.model.api, document=f"{task.prefix}\n{task.reference}")
         while len(draws) < self.settings.draws:
-            question, more = output.answers.ask(), Draws()
+            question, more = output.answers.ask(), DrawnReplies()
             number = min(self.settings.draws - len(draws), self.model.choices)
             path, body = self._request(task, len(draws), number)
             most = self._prompt_tokens(task) + number * task.max_new_tokens
@@ -370,12 +373,12 @@ class EndpointSampler:
             finally:  # the cost is known in any case
                 output.tokens += question.spent.tokens
                 place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": first}
-                found = {**place, "texts": more.texts, "replies": more.replies} if more.texts else {}
-                question.finish(**found)
+                answer = {**place, "texts": more.texts, "replies": more.replies} if more.texts else {}
+                question.finish(**answer)
         keep_replies(task, draws, output)
         self._refuse_unanswered(task.document, draws, output)
 
-    def _refuse_unanswered(self, document: Document, draws: Draws, output: Output) -> None:
+    def _refuse_unanswered(self, document: Document, draws: DrawnReplies, output: Output) -> None:
         """Refuse a document of which no draw is an answer."""
         if (problem := draws.problem(self.settings.draws)) is not None:
             output.refuse(document, Reason.NO_ANSWER, problem)

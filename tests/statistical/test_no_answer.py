@@ -1,4 +1,4 @@
-"""Draws that are no answer are left out by one rule in every role: this costs power, and not the level.
+"""DrawnReplies that are no answer are left out by one rule in every role: this costs power, and not the level.
 
 Tolerances are four standard errors of the runs at hand; seeds are fixed.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.endpoint.replies import Draws, read_replies
+from pipeline.endpoint.replies import DrawnReplies, read_replies
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures.record import decide
 from pipeline.stages.score import drawn_answers
@@ -114,7 +114,7 @@ def test_the_program_leaves_out_what_is_simulated() -> None:
     kept = []
     for row in left_out:
         texts = ["I can't continue copyrighted text." if np.isnan(one) else f"value {one!r}" for one in row]
-        draws = Draws()
+        draws = DrawnReplies()
         draws.add(read_replies({"choices": [{"text": text} for text in texts]}, "completions", "some document"))
         if draws.problem(DRAWS) is None:
             answers = drawn_answers({"reference": "", "continuations": draws.texts}, DRAWS).texts

@@ -61,7 +61,6 @@ ONE_KIND_EACH = (
 """Packages whose modules register one kind each, which may be short."""
 
 SHORT = {
-    "pipeline.corpus.reasons": "the reasons of quarantine, which every package names",
     "pipeline.mark.paraphrases": "loads a model, and the rest of the package none",
     "pipeline.passes.statistics": "what detectors name of a pass, without torch",
     "pipeline.selection.schedule": "the parts of alpha, which passes and the ledger read",

@@ -13,7 +13,7 @@ from pipeline.detectors.continuations import cdd_score, coverage_score
 from pipeline.detectors.samia import prefix_and_reference, samia_score
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Fault
-from pipeline.endpoint.replies import Kind, Reply, cut_reasoning, read_replies
+from pipeline.endpoint.replies import Reply, ReplyKind, cut_reasoning, read_replies
 from pipeline.errors import StopError
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
@@ -73,43 +73,43 @@ ANSWERS = [  # content, whether reasoning was cut
 @pytest.mark.parametrize(("content", "cut"), ANSWERS)
 def test_reasoning_that_ends_is_cut_from_an_answer(content: str, cut: bool, api: str) -> None:
     reply = read(said(content, api), api)
-    assert reply == Reply(Kind.CUT if cut else Kind.ANSWER, GOES_ON if cut else content)
+    assert reply == Reply(ReplyKind.CUT if cut else ReplyKind.ANSWER, GOES_ON if cut else content)
     assert reply.answer == reply.text
 
 
-NONE: list[tuple[Any, dict[str, Any], Kind]] = [  # content, what stands beside it, kind
-    (None, {"finish": "length", "reasoning_content": "What next?"}, Kind.REASONING),
-    ("", {"finish": "length", "reasoning": "What next?"}, Kind.REASONING),
-    ("", {"finish": "length"}, Kind.REASONING),
-    ("\n", {"finish": "stop", "reasoning_details": [{"type": "reasoning.text"}]}, Kind.REASONING),
-    ("<think>What next? The text goes on, so", {"finish": "length"}, Kind.REASONING),
-    ("<think>What next?</think>", {}, Kind.REASONING),
-    ("\n <Thinking mode='long'> What next?", {"finish": "length"}, Kind.REASONING),
-    ("[THINK]What next?", {}, Kind.REASONING),
-    ("<|channel|>analysis<|message|>What next?", {"finish": "length"}, Kind.REASONING),
-    ("analysisThe user asks to go on", {"finish": "length"}, Kind.REASONING),
-    ("<think>And?</think><think>What next?", {"finish": "length"}, Kind.REASONING),
-    ([{"type": "thinking", "thinking": [{"type": "text", "text": "What next?"}]}], {}, Kind.REASONING),
-    ("", {"finish": "stop"}, Kind.EMPTY),
-    (None, {"finish": "tool_calls"}, Kind.EMPTY),
-    (" ", {"finish": None}, Kind.EMPTY),
-    (GOES_ON, {"finish": "content_filter"}, Kind.FILTERED),
-    (None, {"finish": "SAFETY"}, Kind.FILTERED),
-    (None, {"finish": "content_filter: RECITATION"}, Kind.FILTERED),
-    (None, {"refusal": "No."}, Kind.REFUSAL),
-    ([{"type": "refusal", "refusal": "No."}], {}, Kind.REFUSAL),
-    (REFUSED, {}, Kind.REFUSAL),
-    (f"<think>May I?</think>\n{REFUSED}", {}, Kind.REFUSAL),
-    ([{"type": "text", "text": REFUSED}], {}, Kind.REFUSAL),
+NONE: list[tuple[Any, dict[str, Any], ReplyKind]] = [  # content, what stands beside it, kind
+    (None, {"finish": "length", "reasoning_content": "What next?"}, ReplyKind.REASONING),
+    ("", {"finish": "length", "reasoning": "What next?"}, ReplyKind.REASONING),
+    ("", {"finish": "length"}, ReplyKind.REASONING),
+    ("\n", {"finish": "stop", "reasoning_details": [{"type": "reasoning.text"}]}, ReplyKind.REASONING),
+    ("<think>What next? The text goes on, so", {"finish": "length"}, ReplyKind.REASONING),
+    ("<think>What next?</think>", {}, ReplyKind.REASONING),
+    ("\n <Thinking mode='long'> What next?", {"finish": "length"}, ReplyKind.REASONING),
+    ("[THINK]What next?", {}, ReplyKind.REASONING),
+    ("<|channel|>analysis<|message|>What next?", {"finish": "length"}, ReplyKind.REASONING),
+    ("analysisThe user asks to go on", {"finish": "length"}, ReplyKind.REASONING),
+    ("<think>And?</think><think>What next?", {"finish": "length"}, ReplyKind.REASONING),
+    ([{"type": "thinking", "thinking": [{"type": "text", "text": "What next?"}]}], {}, ReplyKind.REASONING),
+    ("", {"finish": "stop"}, ReplyKind.EMPTY),
+    (None, {"finish": "tool_calls"}, ReplyKind.EMPTY),
+    (" ", {"finish": None}, ReplyKind.EMPTY),
+    (GOES_ON, {"finish": "content_filter"}, ReplyKind.FILTERED),
+    (None, {"finish": "SAFETY"}, ReplyKind.FILTERED),
+    (None, {"finish": "content_filter: RECITATION"}, ReplyKind.FILTERED),
+    (None, {"refusal": "No."}, ReplyKind.REFUSAL),
+    ([{"type": "refusal", "refusal": "No."}], {}, ReplyKind.REFUSAL),
+    (REFUSED, {}, ReplyKind.REFUSAL),
+    (f"<think>May I?</think>\n{REFUSED}", {}, ReplyKind.REFUSAL),
+    ([{"type": "text", "text": REFUSED}], {}, ReplyKind.REFUSAL),
 ]
 
 
 @pytest.mark.parametrize(("content", "beside", "kind"), NONE)
-def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, Any], kind: Kind) -> None:
+def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, Any], kind: ReplyKind) -> None:
     for api in ("chat", "completions"):
         reply = read(said(content, api, **beside), api)
         assert (reply.kind, reply.answer) == (kind, None)
-        assert not reply.text or kind == Kind.REFUSAL
+        assert not reply.text or kind == ReplyKind.REFUSAL
 
 
 @pytest.mark.parametrize(
@@ -124,28 +124,28 @@ def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, An
     ],
 )
 def test_content_in_parts_is_joined_without_its_reasoning(parts: list[Any]) -> None:
-    assert read(said(parts)) == Reply(Kind.ANSWER, GOES_ON)
+    assert read(said(parts)) == Reply(ReplyKind.ANSWER, GOES_ON)
 
 
 def test_hidden_reasoning_is_recognised_by_its_tokens() -> None:
     for name in ("completion", "output"):
         usage = {"completion_tokens": 64, f"{name}_tokens_details": {"reasoning_tokens": 64}}
-        assert read({**said("", finish="stop"), "usage": usage}).kind == Kind.REASONING
-        assert read({**said(GOES_ON), "usage": usage}).kind == Kind.ANSWER
+        assert read({**said("", finish="stop"), "usage": usage}).kind == ReplyKind.REASONING
+        assert read({**said(GOES_ON), "usage": usage}).kind == ReplyKind.ANSWER
     for usage in (
         None,
         [],
         {"completion_tokens_details": None},
         {"completion_tokens_details": {"reasoning_tokens": "x"}},
     ):
-        assert read({**said("", finish="stop"), "usage": usage}).kind == Kind.EMPTY
+        assert read({**said("", finish="stop"), "usage": usage}).kind == ReplyKind.EMPTY
 
 
 def test_tags_that_a_document_has_too_are_text() -> None:
     document = "Write <think> first, then your thoughts,\nand </think> behind them. <|channel|>analysis is its name."
     for reply in ("<think> first, then", "your thoughts, and </think> behind them", "<|channel|>analysis is"):
         assert cut_reasoning(reply, document) == (reply, False)
-        assert read(said(reply), document=document).kind == Kind.ANSWER
+        assert read(said(reply), document=document).kind == ReplyKind.ANSWER
 
 
 @pytest.mark.parametrize(
