@@ -19,6 +19,7 @@ from pipeline.plan.stage_plan import BuiltStages, build_stages, note_device
 from pipeline.results.status import Counts, StatusFile, final_state
 from pipeline.run.dtypes import Arithmetic, note_arithmetic, with_types
 from pipeline.run.machine import LocalMachine
+from pipeline.run.manifest import recorded_parameters, refused_parameters
 from pipeline.run.plan import Plan, check_model_files, pending
 from pipeline.run.reconcile import check_inputs_since, note_gradient, reconcile
 from pipeline.run.remedies import recorded_model
@@ -27,6 +28,7 @@ from pipeline.run.scored import Scored, check_budget, read_scored
 from pipeline.series.claims import check_ledger
 from pipeline.series.scans import reconcile_already_audited
 from pipeline.stages import SCORING
+from pipeline.stages.registry import find_parameters
 from pipeline.store.files import Store
 from pipeline.store.lock import RunLock
 from ray_jobs import supervisor
@@ -209,13 +211,18 @@ def choose_device(run: Scoring) -> None:
 def plan_work(run: Scoring) -> None:
     """Decide the stages, with the fingerprint of each, and the documents of trainings and prompts.
 
-    After types and device, which the fingerprints hold. It reads what earlier runs have audited, and files that.
+    After types and device, which the fingerprints hold. It reads what earlier runs have audited, and files that; and
+    asks an endpoint without a record which parameters it refuses.
     """
     config, recorded = run.plan.config, run.plan.recorded
     already_audited = partial(reconcile_already_audited, config, store=run.store, say=run.reporter.say)
     if recorded and run.retried:
         check_model_files(replace(run.plan, recorded={}))
-    run.work = build_stages(config, run.plan.shards, run.device, already_audited, recorded)
+    shards, known = run.plan.shards, recorded_parameters(run.store)
+    parameters = partial(find_parameters, shards=shards, store=run.store, recorded=known)
+    run.work = build_stages(config, shards, run.device, already_audited, recorded, parameters)
+    for line in refused_parameters(run.work.models):
+        run.reporter.say(line)
     for key in recorded:
         run.reporter.say(recorded_model(getattr(config, key).shown))
 

@@ -155,6 +155,7 @@ def print_plan(facts: dict[str, Any]) -> None:
             f"endpoint: {endpoint['requests']:,} requests, about {endpoint['prompt_tokens']:,} tokens of prompts and "
             f"at most {endpoint['answer_tokens']:,} of answers{price}",
             *(f"warning: {limit}, less than that" for limit in endpoint["over"]),
+            *endpoint["parameters"],
         )
     if facts.get("cluster") is not None:
         screen.lines(facts["cluster"])
@@ -216,7 +217,7 @@ def progress_lines(status: Status | TrialStatus) -> list[str]:
         rates = f"{status.documents_per_s:,.1f} documents/s, {status.tokens_per_s:,.0f} tokens/s"
         under_way = f"{status.under_way:,} more under way, " if status.under_way else ""
         lines.append(f"{under_way}{rates}, ETA {eta}")
-    return lines + ([status.message] if status.message else [])
+    return lines + status.parameters + ([status.message] if status.message else [])
 
 
 _LEFT_OUT = ("strict", "threshold p", "procedure")

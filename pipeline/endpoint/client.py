@@ -47,18 +47,20 @@ _PACKINGS = "gzip, deflate"
 class Fault(Exception):
     """A failed attempt: no answer, or an unusable one. Another attempt may succeed."""
 
-    def __init__(self, message: str, wait: float = 0.0, paid: bool = True) -> None:
+    def __init__(self, message: str, wait: float = 0.0, paid: bool = True, status: int | None = None) -> None:
         super().__init__(message)
         self.wait = wait  # seconds requested by the endpoint
         self.paid = paid  # whether tokens may have been billed
+        self.status = status  # of the answer; None: there was none, or it is unusable
 
 
 class Refusal(Exception):
     """The endpoint rejects this request permanently, or no answer to it will be usable."""
 
-    def __init__(self, message: str, reason: str = Reason.MODEL_ERROR) -> None:
+    def __init__(self, message: str, reason: str = Reason.MODEL_ERROR, words: str = "") -> None:
         super().__init__(message)
         self.reason = reason  # of the document in quarantine
+        self.words = words  # of the endpoint; empty where it answered
 
 
 @dataclass(slots=True)
@@ -220,13 +222,14 @@ class Endpoint:
                     ExitCode.INCOMPLETE,
                 )
             self._next = max(self._next, time.monotonic() + wait)
-            raise Fault(reason, wait, paid=False)
-        raise Refusal(reason)
+            raise Fault(reason, wait, False, status)
+        raise Refusal(reason, words=reason)
 
     def _error_message(self, response: Received) -> str:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
         try:
             value = response.json()
+            value = value[0] if isinstance(value, list) and len(value) == 1 else value
             for key in ("error", "message", "detail"):
                 value = value.get(key, value) if isinstance(value, dict) else value
             text = value if isinstance(value, str) else json.dumps(value)

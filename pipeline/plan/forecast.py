@@ -23,16 +23,19 @@ from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.scripts import units as words_of
 from pipeline.detectors.registry import needed_continuations, needed_prefixes, parse_detectors
 from pipeline.endpoint.client import Usage
+from pipeline.errors import UserError
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.tokens import open_tokenizer, plain_ids
 from pipeline.passes.budget import CPU_BUDGET
 from pipeline.plan.outlooks import adapters_and_calibration, outlooks
 from pipeline.plan.starter_text import MATRIX_PRODUCT
+from pipeline.run.manifest import read_manifest, refused_parameters
 from pipeline.run.plan import BYTES_PER_TOKEN, Plan
 from pipeline.stages.base import DocumentSize
 from pipeline.stages.chat_scoring import chat_settings, read_chats
 from pipeline.stages.prefixes import prefix_cost, room_for
 from pipeline.stages.registry import forward_passes, request_sizes
+from pipeline.store.files import Store
 
 SAMPLED = 100  # documents with versions or of token ids that are read for the forecast
 DIFFERENT = 0.01  # p-value of the numbers of windows of two roles up to which a plan warns
@@ -215,8 +218,9 @@ def estimate_price(
         chats: what is asked about the first ones, if they are chats; those that cannot be asked cost nothing.
 
     Returns:
-        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices)
-        and "over": the limits of the budget that would be exceeded. Repeated requests are not included.
+        "requests", "prompt_tokens" (about), "answer_tokens" (at most), "price" (about; 0 without configured prices),
+        "over": the limits of the budget that would be exceeded, and "parameters": lines on the parameters that the
+        endpoint refuses. Repeated requests are not included.
     """
     size = DocumentSize(min(average_bytes, 6.0 * config.max_tokens))  # a word and its blank
     if chats is not None:
@@ -244,7 +248,19 @@ def estimate_price(
                 over.append(f"model.budget.{unit} is {limit:,}")
     sums = [sum(column) for column in zip(*totals.values(), strict=True)]
     names = ("requests", "prompt_tokens", "answer_tokens")
-    return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over}
+    parameters = _refused_parameters(config.run)
+    return {**dict(zip(names, sums, strict=True)), "price": round(price, 2), "over": over, "parameters": parameters}
+
+
+def _refused_parameters(run: str) -> list[str]:
+    """The parameters that an endpoint refuses as the run has recorded them, or when they become known."""
+    try:
+        manifest = read_manifest(Store(run))
+    except (UserError, OSError):  # the run reports it
+        manifest = None
+    if manifest is None or not any(model.parameters for model in manifest.models.values()):
+        return ["which parameters of requests the endpoint takes is asked at the start of the run"]
+    return refused_parameters(manifest.models) or ["the endpoint takes all parameters of requests"]
 
 
 def rows_that_fit(window: int, average: float, most: int) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from pipeline.config.audit import AuditConfig, ResourcesConfig
-from pipeline.config.models import ModelConfig, as_model_config
+from pipeline.config.models import EndpointConfig, ModelConfig, as_model_config
 from pipeline.corpus.shard import Shard
+from pipeline.endpoint.parameters import Adjustments
 from pipeline.errors import DamagedError
 from pipeline.models.devices import CPU, Device
 from pipeline.models.unchanged import ModelDigests
@@ -45,6 +46,9 @@ class BuiltStages:
     models: Mapping[str, RecordedModel]  # the opened models, by key of the configuration
 
 
+Parameters = Callable[[Sequence[Stage]], Mapping[str, Adjustments]]
+"""Maps the stages to the changes of their requests to endpoints, by folder."""
+
 AlreadyAudited = Callable[[Mapping[str, Any]], AuditedTexts | None]
 """Maps the fingerprint of scores to the texts that earlier runs have already audited."""
 
@@ -55,6 +59,7 @@ def build_stages(
     device: Device = CPU,
     audited: AlreadyAudited = lambda scores: None,
     recorded: Mapping[str, RecordedModel] | None = None,
+    parameters: Parameters = lambda stages: {},
 ) -> BuiltStages:
     """The stages and adapters of an audit; reads the weights of its models once, for their digests.
 
@@ -64,9 +69,10 @@ def build_stages(
         device: device of its actors.
         audited: returns the texts that are left out.
         recorded: models whose files are missing, by key of the configuration.
+        parameters: returns the changes of requests to endpoints.
 
     Raises:
-        UserError: the errors of `allocate`, `fingerprint_model`, `plan_stages` and `audited`.
+        UserError: the errors of `allocate`, `fingerprint_model`, `plan_stages`, `parameters` and `audited`.
     """
     parts = allocate(config, shards)
     before = {getattr(config, key): model for key, model in (recorded or {}).items()}
@@ -84,6 +90,9 @@ def build_stages(
     keys = {name: adapter_key(base, part.training, part.documents) for name, part in parts.adapters.items()}
     wanted = StagePlan(config, device, digest, keys or None, prefixes=parts.prefixes(), shape=shape)
     stages = plan_stages(wanted)
+    if changes := parameters(stages):
+        wanted = replace(wanted, parameters=changes)
+        stages = plan_stages(wanted)
     if (texts := audited(stages[-1].fingerprint)) is not None:
         stages = plan_stages(replace(wanted, already_audited=texts))
     models = {}
@@ -92,6 +101,10 @@ def build_stages(
         if isinstance(model, ModelConfig) and (fingerprint := digest.known(model)) is not None:
             dimensions = asdict(shapes[model]) if model in shapes else None
             models[key] = RecordedModel(fingerprint=dict(fingerprint), shape=dimensions)
+        elif isinstance(model, EndpointConfig):
+            folders = {stage.folder for stage in stages if stage.endpoint == model} & changes.keys()
+            values = {folder: changes[folder].fingerprint() for folder in sorted(folders)}
+            models[key] = RecordedModel(fingerprint=dict(digest(model)), parameters=values)
     return BuiltStages(stages, parts, keys, base, models)
 
 

@@ -169,6 +169,7 @@ class ModelReport(Record):
     max_tokens: int = Field(description="Maximum length of a text, or of each of its windows; longer texts are cut.")
     windows: int = Field(1, description="Maximum number of windows of a text.")
     counted: Literal["tokens", "words"] = Field(description="Unit of that length.")
+    requests: list[str] = Field([], description="Parameters of requests that an endpoint refuses, with the effect.")
     fine_tuned: dict[str, str] = Field(description="Training documents of adapters of the fsd detector, by name.")
 
 

@@ -51,6 +51,7 @@ from pipeline.report.selection_text import (
 )
 from pipeline.report.templates import FigureImage, page_script, render, script_hash
 from pipeline.results.history import several_questions
+from pipeline.run.manifest import refused_parameters
 from pipeline.run.records import Record
 from pipeline.store.files import Store
 
@@ -159,6 +160,7 @@ def _model(run: RunFacts) -> ModelReport:
         max_tokens=run.manifest.config.max_tokens,
         windows=run.manifest.config.windows,
         counted="words" if weights is None else "tokens",
+        requests=refused_parameters(run.manifest.models),
         fine_tuned=fine_tuned_notes(run),
     )
 

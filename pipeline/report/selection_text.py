@@ -23,6 +23,7 @@ from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, mo
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.results.history import HistoryEntry, count_questions, several_questions
 from pipeline.results.summary import Summary
+from pipeline.run.manifest import refused_parameters
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
@@ -300,6 +301,8 @@ def page_notices(run: RunFacts, texts: bool = True) -> list[str]:
         if transform.dates == "replace_year":
             done = f"The year {transform.year} replaces every year in every text"
         lines.append(f"{done}, before any use. This page shows the changed texts.")
+    refused = [line for line in refused_parameters(manifest.models) if ": temperature is" in line]
+    lines += [f"Requests to the endpoint, {line}." for line in refused]
     lines += [f"{doubt}." for doubt in run.doubts]
     if run.state in ("failed", "incomplete"):
         reason = f" The reason: {run.message}." if texts and run.message else ""

@@ -15,7 +15,7 @@ from pipeline.errors import DamagedError, ExitCode, UserError
 from pipeline.results.history import answer_names
 from pipeline.results.summary import Summary, read_summary, unsupported
 from pipeline.run.digests import no_digests
-from pipeline.run.manifest import read_run
+from pipeline.run.manifest import read_run, refused_parameters
 from pipeline.run.records import VersionedRecord, read_record, sealed_values
 from pipeline.run.remedies import DRIVER_GONE, REWRITTEN
 from pipeline.stages import SCORING, is_scoring
@@ -66,6 +66,10 @@ class Status(VersionedRecord):
     )
     unsupported: list[str] = Field(
         [], description="Those whose guarantee a check contradicts: do not act on them. Not in status.json."
+    )
+
+    parameters: list[str] = Field(
+        [], description="Parameters of requests that an endpoint refuses, with the effect. Not in status.json."
     )
 
     def answered(self, selections: Sequence[Summary]) -> Status:
@@ -268,7 +272,8 @@ def run_status(run: str) -> Status:
         update = {"state": "incomplete", "message": DRIVER_GONE}
         status = status.model_copy(update=update)
     made = (made_answer(store, name) for name in answer_names(store, manifest.config))
-    return status.answered([summary for summary in made if summary is not None])
+    answered = status.answered([summary for summary in made if summary is not None])
+    return answered.model_copy(update={"parameters": refused_parameters(manifest.models)})
 
 
 class StatusFile:
@@ -295,6 +300,6 @@ class StatusFile:
         """Write the state, the exit code and the counts; returns them with the selections."""
         self._last = time.monotonic()
         status = self.counts.status(state, None if code is None else int(code), message)
-        kept = status.model_dump(mode="json", by_alias=True, exclude={"selections", "unsupported"})
+        kept = status.model_dump(mode="json", by_alias=True, exclude={"selections", "unsupported", "parameters"})
         self.store.write_json(STATUS_FILE, sealed_values(kept))
         return status.answered(selections)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Annotated, Any, Literal
@@ -23,6 +23,7 @@ from pipeline.config.training import FinetuneConfig
 from pipeline.corpus.formats import by_bytes
 from pipeline.corpus.formats.base import encodable
 from pipeline.corpus.shard import Shard
+from pipeline.endpoint.parameters import Adjustments
 from pipeline.errors import DamagedError, UserError
 from pipeline.run.digests import changed_file
 from pipeline.run.records import MANIFEST_FILE, SHARDS_FILE, Record, VersionedRecord, read_record, write_record
@@ -76,6 +77,16 @@ class RecordedModel(Record):
     shape: dict[str, JsonValue] | None = Field(
         None, description="Its dimensions, which determine the batches on a GPU; null on a CPU."
     )
+    parameters: dict[str, dict[str, str | None]] = Field(
+        {},
+        description="Of an endpoint, by folder of the answers: the parameters of requests that it refuses, with the "
+        "name under which they are sent instead; null where they are left out.",
+    )
+
+    @property
+    def changes(self) -> dict[str, Adjustments]:
+        """The changes of requests to an endpoint, by folder of the answers."""
+        return {folder: Adjustments.of(names) for folder, names in self.parameters.items()}
 
 
 class AdapterRecord(Record):
@@ -161,6 +172,31 @@ def check_changed(scored: AuditConfig, other: AuditConfig) -> None:
         raise UserError(
             f"seenset select takes selections, overlap and error_budget; {', '.join(refused)} needs seenset run"
         )
+
+
+def recorded_parameters(store: Store) -> dict[str, Adjustments]:
+    """The changes of requests to the endpoints of a run, by folder of the answers; empty without an intact manifest.
+
+    Raises:
+        UserError: a manifest of another version.
+    """
+    try:
+        manifest = read_manifest(store)
+    except DamagedError:  # it is written again; the receipts hold the changes, too
+        return {}
+    models = () if manifest is None else manifest.models.values()
+    return {folder: changes for model in models for folder, changes in model.changes.items()}
+
+
+def refused_parameters(models: Mapping[str, RecordedModel]) -> list[str]:
+    """A clause for each parameter that an endpoint refuses, with the key of the model in front."""
+    lines = [
+        f"{key}: {sentence}"
+        for key, model in models.items()
+        for changes in model.changes.values()
+        for sentence in changes.sentences()
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def read_run(store: Store) -> tuple[Manifest, list[Shard]]:

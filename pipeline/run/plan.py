@@ -169,7 +169,9 @@ def _with_recorded_models(config: AuditConfig) -> tuple[AuditConfig, dict[str, R
     recorded: dict[str, RecordedModel] = {}
     for key, model in models.items():
         before = getattr(manifest.config, key)
-        if key not in manifest.models or model.path not in (before.path, written(before.path)):
+        if key not in manifest.models or not isinstance(before, ModelConfig):
+            continue
+        if model.path not in (before.path, written(before.path)):
             continue
         placed = model.model_copy(update={"path": before.path})
         decided = placed.model_copy(update={"dtype": before.dtype}) if placed.dtype == "auto" else placed

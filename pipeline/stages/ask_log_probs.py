@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -28,6 +28,13 @@ from pipeline.endpoint.log_probs import (
     answer_in,
     form_of_answers,
     read_log_probs,
+)
+from pipeline.endpoint.parameters import (
+    PROBE_TEXT,
+    Adjustments,
+    SampleRequest,
+    check_still_taken,
+    find_adjustments,
 )
 from pipeline.errors import ExitCode, StopError
 from pipeline.models.tokens import count_words
@@ -66,6 +73,7 @@ class LogProbSettings:
     forward: Pass
     max_tokens: int
     checks: int = CHECKS
+    parameters: Adjustments | None = None  # of requests; None: the endpoint takes all of them
 
     @property
     def folder(self) -> str:
@@ -127,12 +135,15 @@ class EndpointReader:
         form, generated = await self._known_form(shared, answers)
         question, values = answers.ask(), list[float]()
         try:
-            request = PromptRequest(text, form.way, generated)
+            request = PromptRequest(text, form.way, generated, self.settings.parameters)
             values = await ask_prompt(
                 shared.client, request, lambda answer: read_log_probs(answer, text, form), question.spent, question.book
             )
             self._keep(document, values, output)
         except (Fault, Refusal) as error:
+            if isinstance(error, Refusal):
+                parameters, bill = self.settings.parameters or Adjustments(), (question.spent, question.book)
+                await check_still_taken(shared.client, _sample_request(self.stage), parameters, error, bill)
             output.refuse(document, getattr(error, "reason", Reason.MODEL_ERROR), f"endpoint: {error}")
         finally:
             answer = {"row": document.row, "text": text_digest(document.text), "log_probs": values}
@@ -150,14 +161,17 @@ class PromptRequest:
     text: str
     way: Way
     generated: int = 0  # tokens behind an echo; some servers generate at least one, or without 1 as many as fit
+    parameters: Adjustments | None = None
 
     def body(self, model: EndpointConfig) -> dict[str, Any]:
         """The body of the request, as JSON values."""
         body: dict[str, Any] = {"model": model.name, "prompt": self.text, "temperature": 0}
         if self.way == "prompt_logprobs":
-            return body | {"max_tokens": 1, "prompt_logprobs": 0}
-        body |= {"max_tokens": self.generated, "echo": True, "logprobs": 1}
-        return body if self.generated else body | {"stop": STOPS}
+            body |= {"max_tokens": 1, "prompt_logprobs": 0}
+        else:
+            body |= {"max_tokens": self.generated, "echo": True, "logprobs": 1}
+            body |= {} if self.generated else {"stop": STOPS}
+        return body if self.parameters is None else self.parameters.adjust(body)
 
 
 Parsed = TypeVar("Parsed")
@@ -204,13 +218,16 @@ async def find_form(
         StopError: the endpoint does not return log-probabilities that pass the checks, or does not answer.
     """
     model: EndpointConfig = stage.settings.model
+    parameters = stage.settings.parameters
     problems, answered = [], False
     usable: tuple[AnswerForm, int] | None = None
     for way, generated in _requests(model):
         try:
             answers = [
-                await ask_prompt(endpoint, PromptRequest(probe, way, generated), lambda one: one, spent, book)
-                for probe in PROBES
+                await ask_prompt(
+                    endpoint, PromptRequest(text, way, generated, parameters), lambda one: one, spent, book
+                )
+                for text in PROBES
             ]
             usable = form_of_answers(way, answers), generated
             if usable[0].behind <= 1:
@@ -250,6 +267,9 @@ def _check(config: AuditConfig) -> list[str]:
 
     async def check(stage: Stage) -> str:
         async with Endpoint(stage.settings.model) as endpoint:
+            changes = await find_adjustments(endpoint, _sample_request(stage), Usage())
+            adjusted = _stages(StagePlan(config, parameters={stage.folder: changes}), ())
+            (stage,) = (one for one in adjusted if one.folder == stage.folder)
             form, _ = await find_form(stage, endpoint, Usage())
         return _sentence(stage.settings.model, form)
 
@@ -268,6 +288,12 @@ def _sentence(model: EndpointConfig, form: AnswerForm) -> str:
     return f"note: {head} whose tokens have no texts to compare with the prompt: {rest}"
 
 
+def _sample_request(stage: Stage) -> SampleRequest:
+    """A request with the parameters of all requests of a stage, except those that ask for log-probabilities."""
+    body = {"model": stage.settings.model.name, "prompt": PROBE_TEXT, "temperature": 0, "max_tokens": 1}
+    return SampleRequest("/completions", body)
+
+
 def _needed_model(needed: Pass, config: AuditConfig) -> AnyModel | None:
     return config.model if needed.model == "target" else config.reference_model
 
@@ -284,6 +310,7 @@ def _stage(wanted: StagePlan, needed: Pass) -> Stage:
     model = _needed_model(needed, wanted.config)
     assert isinstance(model, EndpointConfig)
     settings = LogProbSettings(model, needed, wanted.config.max_tokens)
+    settings = replace(settings, parameters=wanted.adjustments(settings.folder))
     columns = [
         detector.column
         for detector in wanted.detectors
@@ -305,4 +332,4 @@ def _questions(config: AuditConfig, size: DocumentSize) -> list[Questions]:
     return [Questions(stage.settings.model, 1, size.text, 1) for stage in _stages(StagePlan(config), ())]
 
 
-KIND = StageKind("log_probs", "log_probs", _stages, _check, _questions, asks=True)
+KIND = StageKind("log_probs", "log_probs", _stages, _check, _questions, _sample_request)

@@ -27,6 +27,7 @@ from pipeline.detectors.base import Detector, Pass, plan_passes
 from pipeline.detectors.registry import parse_detectors
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
+from pipeline.endpoint.parameters import Adjustments, SampleRequest
 from pipeline.errors import UserError, error_line
 from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device, check_device, compute_as
@@ -352,6 +353,7 @@ class StagePlan:
     already_audited: AuditedTexts | None = None  # texts whose audit documents are left out
     prefixes: Prefixes | None = None  # prefixes of documents; None: none, or their settings are used instead
     shape: Callable[[ModelConfig], Shape] = field(default_factory=lambda: model_shape)  # shapes of models
+    parameters: Mapping[str, Adjustments] = field(default_factory=dict)  # folder of a stage -> changes of its requests
 
     @property
     def detectors(self) -> tuple[Detector, ...]:
@@ -362,6 +364,11 @@ class StagePlan:
     def passes(self) -> dict[Pass, frozenset[str]]:
         """Pass -> statistics that the detectors read."""
         return plan_passes(self.detectors)
+
+    def adjustments(self, folder: str) -> Adjustments | None:
+        """The changes of the requests of the stage with this folder; None if there are none."""
+        changes = self.parameters.get(folder)
+        return changes if changes is not None and changes.names else None
 
     def budget(self, *models: AnyModel | None) -> Budget:
         """Batch sizes of a worker with these models, for the largest of them. Endpoints take no memory.
@@ -411,9 +418,15 @@ class StageKind:
     questions: Callable[[AuditConfig, DocumentSize], Sequence[Questions]] = (
         lambda config, size: ()
     )  # about a document of mean size
-    asks: bool = False  # whether it may use endpoints, with answers in the folder
+    request: Callable[[Stage], SampleRequest] | None = (
+        None  # of a stage with an endpoint, whose answers are in the folder; None: no stage of this kind has one
+    )
     costs: Mapping[str, Callable[[Mapping[str, Any]], float]] = field(default_factory=dict)
     """Kind of pass -> cost of an entry of `Plan.passes`, in forward passes over the whole text."""
+
+    def contains(self, stage: Stage) -> bool:
+        """Whether a stage is of this kind, by its name."""
+        return stage.name.split("/")[0] == self.name
 
 
 def least_budget(shapes: Sequence[Shape], card: Card, length: int) -> Budget:

@@ -9,10 +9,14 @@ from typing import Any
 
 from pipeline import stages as package
 from pipeline.config.audit import AuditConfig
+from pipeline.corpus.shard import Shard
 from pipeline.endpoint.answers import spent_before
+from pipeline.endpoint.client import check_endpoint
+from pipeline.endpoint.parameters import Adjustments, SampleRequest, find_adjustments
 from pipeline.stages import is_scoring
 from pipeline.stages.base import DocumentSize, Questions, SharedEndpoint, Stage, StageKind, StagePlan
 from pipeline.store.files import Store
+from pipeline.store.receipts import intact_receipts, receipt_name
 
 
 def _stage_kinds() -> Iterator[StageKind]:
@@ -24,7 +28,7 @@ def _stage_kinds() -> Iterator[StageKind]:
 STAGES: tuple[StageKind, ...] = tuple(sorted(_stage_kinds(), key=lambda kind: (is_scoring(kind.name), kind.name)))
 """In the order in which they run; scoring is last and reads the rows of the others."""
 
-ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.asks}
+ANSWER_FOLDERS = {kind.name: kind.folder for kind in STAGES if kind.request is not None}
 """Kind of stage that uses endpoints -> folder of its answers."""
 
 
@@ -54,6 +58,58 @@ def open_endpoint(stage: Stage, store: Store) -> SharedEndpoint:
     """
     assert stage.endpoint is not None
     return SharedEndpoint(stage.endpoint, spent_before(store, stage.name, ANSWER_FOLDERS))
+
+
+def find_parameters(
+    stages: Sequence[Stage],
+    shards: Sequence[Shard],
+    store: Store,
+    recorded: Mapping[str, Adjustments],
+) -> dict[str, Adjustments]:
+    """The changes of requests because endpoints refuse parameters; an endpoint without a record is asked now.
+
+    Args:
+        stages: stages of the run; the parameters of its requests are not changed yet.
+        shards: shards of the run.
+        store: the run directory, locked. The cost of requests is recorded with the answers for the first shard.
+        recorded: changes that the run has recorded, by folder of the stage.
+
+    Returns:
+        Folder of a stage -> its changes, for every stage with an endpoint whose changes are known.
+
+    Raises:
+        UserError: an endpoint does not answer, does not accept the key or does not have the model.
+        StopError: an error of `find_adjustments`.
+    """
+    known = {stage.folder: recorded[stage.folder] for stage in stages if stage.folder in recorded}
+    for stage in stages:
+        if stage.endpoint is None or stage.folder in known:
+            continue
+        receipt = next(intact_receipts(store, stage.name), None)
+        first = next((shard for shard in shards if not store.exists(receipt_name(stage.name, shard.id))), None)
+        if receipt is not None:
+            known[stage.folder] = Adjustments.of(receipt.fingerprint.get("parameters", {}))
+        elif first is not None:
+            check_endpoint(stage.endpoint)
+            known[stage.folder] = _ask_parameters(stage, first, store)
+    return known
+
+
+def _ask_parameters(stage: Stage, shard: Shard, store: Store) -> Adjustments:
+    """Find the parameters that the endpoint of a stage refuses, with the cost in the answers for a shard."""
+    request = next(kind.request for kind in STAGES if kind.request is not None and kind.contains(stage))
+    question, changes = stage.answers(shard, store).ask(), list[Adjustments]()
+    shared = open_endpoint(stage, store)
+
+    async def ask(sample: SampleRequest) -> None:
+        changes.append(await find_adjustments(shared.client, sample, question.spent, question.book))
+
+    try:
+        shared.each([request(stage)], ask)
+    finally:
+        shared.close()
+        question.finish()
+    return changes[0]
 
 
 def check_stages(config: AuditConfig) -> list[str]:

@@ -31,6 +31,7 @@ from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
+from pipeline.endpoint.parameters import PROBE_TEXT, PROBE_TOKENS, Adjustments, SampleRequest, check_still_taken
 from pipeline.endpoint.replies import RULES, DrawnReplies, read_replies
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate
@@ -85,6 +86,7 @@ class SampleSettings:
     chat: ChatSettings | None = None  # rendering of chats by a model with weights
     compared: Literal["answer"] | None = None  # of chats the last answer; None: the rest of a text
     rules: str | None = None  # version of the rules for replies of an endpoint; None: a model with weights
+    parameters: Adjustments | None = None  # of requests to an endpoint; None: it takes all of them
 
     @property
     def folder(self) -> str:
@@ -307,6 +309,8 @@ class EndpointSampler:
         assert stage.endpoint is not None
         self.model: EndpointConfig = stage.endpoint
         self.endpoint = placement.endpoint
+        dropped = ("n", None) in (self.settings.parameters or Adjustments()).names
+        self.choices = 1 if dropped else self.model.choices
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
@@ -359,7 +363,7 @@ class EndpointSampler:
         read = partial(read_replies, api=self.model.api, document=f"{task.prefix}\n{task.reference}")
         while len(draws) < self.settings.draws:
             question, more = output.answers.ask(), DrawnReplies()
-            number = min(self.settings.draws - len(draws), self.model.choices)
+            number = min(self.settings.draws - len(draws), self.choices)
             path, body = self._request(task, len(draws), number)
             most = self._prompt_tokens(task) + number * task.max_new_tokens
             first = len(draws)
@@ -367,6 +371,9 @@ class EndpointSampler:
                 replies = await endpoint.ask(path, body, most, read, question.spent, question.book)
                 more = draws.add(replies[:number])
             except (Fault, Refusal) as error:
+                if isinstance(error, Refusal):
+                    parameters, bill = self.settings.parameters or Adjustments(), (question.spent, question.book)
+                    await check_still_taken(endpoint, _sample_request(self.stage), parameters, error, bill)
                 keep_replies(task, draws, output)
                 output.refuse(task.document, Reason.MODEL_ERROR, f"endpoint: {error}")
                 return
@@ -385,18 +392,10 @@ class EndpointSampler:
 
     def _request(self, task: Task, first: int, number: int) -> tuple[str, dict[str, Any]]:
         """Path and body of a request. Its seed depends on the seed of the run, the document and the first draw."""
-        continued = self.settings.continued
-        stream = repr((self.stage.seed, id_key(task.document.doc_id), continued.prefix_ratio, first))
-        body: dict[str, Any] = {
-            "model": self.model.name,
-            "max_tokens": task.max_new_tokens,
-            "temperature": continued.temperature,
-            "top_p": continued.top_p,
-            "n": number,
-            "seed": int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little") >> 1,
-        }
-        if continued.top_k is not None:
-            body["top_k"] = continued.top_k
+        stream = repr((self.stage.seed, id_key(task.document.doc_id), self.settings.continued.prefix_ratio, first))
+        seed = int.from_bytes(hashlib.blake2b(stream.encode(), digest_size=4).digest(), "little") >> 1
+        body = _drawing(self.settings, task.max_new_tokens, number, seed)
+        body = (self.settings.parameters or Adjustments()).adjust(body)
         if self.model.api == "completions":
             return "/completions", {**body, "prompt": task.prefix}
         return "/chat/completions", {**body, "messages": self._messages(task)}
@@ -405,7 +404,7 @@ class EndpointSampler:
         """The messages of a request."""
         if task.chat is not None:
             return task.chat.messages
-        return [{"role": "user", "content": f"{self.model.instruction}\n\n{task.prefix}"}]
+        return _instructed(self.model, task.prefix)
 
     def _prompt_tokens(self, task: Task) -> int:
         """Upper bound on the tokens of the prompt of a request."""
@@ -421,6 +420,36 @@ class ChatEndpointSampler(EndpointSampler):
         """The task of a conversation."""
         (chat,) = _conversations([document])
         return make_chat_task(document, sent_prompt(chat, self.settings.max_tokens), self.stage, output)
+
+
+def _drawing(settings: SampleSettings, most: int, number: int, seed: int) -> dict[str, Any]:
+    """The body of a request for `number` draws of at most `most` tokens, without what they continue."""
+    continued = settings.continued
+    assert isinstance(settings.model, EndpointConfig)
+    body: dict[str, Any] = {
+        "model": settings.model.name,
+        "max_tokens": most,
+        "temperature": continued.temperature,
+        "top_p": continued.top_p,
+        "n": number,
+        "seed": seed,
+    }
+    return body if continued.top_k is None else {**body, "top_k": continued.top_k}
+
+
+def _instructed(model: EndpointConfig, text: str) -> list[dict[str, str]]:
+    """The message that asks for the continuation of a text."""
+    return [{"role": "user", "content": f"{model.instruction}\n\n{text}"}]
+
+
+def _sample_request(stage: Stage) -> SampleRequest:
+    """A request with the parameters of all requests of a stage, and two draws or more where they may be several."""
+    settings, model = stage.settings, stage.endpoint
+    assert model is not None
+    body = _drawing(settings, PROBE_TOKENS, min(max(settings.draws, 2), model.choices), stage.seed % 2**31)
+    if model.api == "completions":
+        return SampleRequest("/completions", {**body, "prompt": PROBE_TEXT})
+    return SampleRequest("/chat/completions", {**body, "messages": _instructed(model, PROBE_TEXT)})
 
 
 # --- requirements of a configuration
@@ -453,10 +482,11 @@ def _settings(wanted: StagePlan) -> list[SampleSettings]:
         where |= {"device": wanted.device.mark, "cache_positions": wanted.budget(config.model).cache}
         if config.corpus.has_chats:
             where["chat"] = replace(chat_settings(config, ()), whole=False)
-    return [
+    settings = [
         SampleSettings(config.model, continued, draws, config.max_tokens, **where)
         for continued, draws in samples.items()
     ]
+    return [replace(one, parameters=wanted.adjustments(one.folder)) for one in settings]
 
 
 def _questions(config: AuditConfig, size: DocumentSize) -> list[Questions]:
@@ -478,4 +508,4 @@ def _cost(entry: Mapping[str, Any]) -> float:
     return float(prompt + entry["draws"] * answer)
 
 
-KIND = StageKind("sample", "samples", _stages, questions=_questions, asks=True, costs={"generate": _cost})
+KIND = StageKind("sample", "samples", _stages, questions=_questions, request=_sample_request, costs={"generate": _cost})

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from pipeline.endpoint.parameters import PROBE_TEXT
+
 Behave = Callable[[str, int], str]
 """(prompt, attempt from 1) -> "answer" or what goes wrong: 429, 500, hang, cut, json, empty, filter, 400, 401, 402."""
 
@@ -19,6 +21,7 @@ class Said:
     """What a server was asked and what it answered."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    probes: list[dict[str, Any]] = field(default_factory=list)  # requests that find refused parameters
     begun: list[tuple[float, str]] = field(default_factory=list)  # when, prompt
     attempts: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)  # choices, by prompt
@@ -26,6 +29,11 @@ class Said:
     busy: int = 0
     busiest: int = 0
     url: str = ""
+
+    @property
+    def requests(self) -> int:
+        """All requests so far."""
+        return len(self.bodies) + len(self.probes)
 
 
 def prompt_of(body: dict[str, Any]) -> str:
@@ -45,10 +53,12 @@ def openai_server(
     seconds: float = 0.0,
     hang: float = 2.0,
     respond: Callable[[dict[str, Any]], Any] | None = None,
+    refuse: Callable[[dict[str, Any]], Any] = lambda body: None,
 ) -> Iterator[Said]:
     """Serve until the block ends. `models` None answers 500 for the list, as some servers do.
 
     `respond` gives the whole answer to a body: a JSON value, bytes, or a pair of a status and one of these.
+    `refuse` gives the error that a body gets for its parameters, if any, with status 400 or as a pair with its status.
     """
     said, lock = Said(), threading.Lock()
     over = threading.Event()
@@ -88,6 +98,16 @@ def openai_server(
             if not self.allowed():
                 return
             prompt = prompt_of(body)
+            if prompt == PROBE_TEXT:
+                with lock:
+                    said.probes.append(body)
+                refused = refuse(body)
+                texts = [" a bell"] * body.get("n", 1)
+                usage = {"prompt_tokens": 20, "completion_tokens": 2 * len(texts)}
+                choices = [{"text": text, "message": {"content": text}} for text in texts]
+                status, refused = refused if isinstance(refused, tuple) else (400, refused)
+                self.reply(status if refused else 200, refused or {"choices": choices, "usage": usage})
+                return
             with lock:
                 said.bodies.append(body)
                 said.begun.append((time.monotonic(), prompt))
@@ -97,7 +117,10 @@ def openai_server(
                 said.busiest = max(said.busiest, said.busy)
             over.wait(seconds)
             try:
-                self.act(behave(prompt, attempt), prompt, body)
+                if refused := refuse(body):
+                    self.reply(400, refused)
+                else:
+                    self.act(behave(prompt, attempt), prompt, body)
             except (BrokenPipeError, ConnectionResetError):
                 pass
             finally:

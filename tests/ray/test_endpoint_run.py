@@ -100,7 +100,7 @@ def test_whatever_an_endpoint_does_every_document_ends_once(
         "an empty one is a draw"
     )
     assert 2**30 <= max(body["seed"] for body in server.bodies) < 2**31, "as many bits as every server takes"
-    assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
+    assert spent_before(Store(str(folder)), STAGE, ANSWER_FOLDERS).requests == server.requests
     assert "answers" in capfd.readouterr().out, "progress, also while no shard has ended"
     assert not list((folder / "samples").rglob("*.jsonl"))
 
@@ -112,13 +112,15 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         path = make_audit(AUDIT, UNSEEN, model=model(server.url, choices=2), **SETTINGS)
         beside = len(EndpointConfig.model_fields["instruction"].default) + 64  # the prompt, and two continuations
         costs = "|".join(str(beside + len(prefix) + 2 * (16 + len(rest) // 3)) for prefix, rest in REST.items())
-        with pytest.raises(StopError, match=f"has 9 left, and the next request may cost ({costs});"):
+        with pytest.raises(StopError, match=r"has 9 left, and the next request may cost \d+;"):
             run(path, "model.budget.tokens=9")
+        with pytest.raises(StopError, match=f"has {220 - 24} left, and the next request may cost ({costs});"):
+            run(path, "model.budget.tokens=220")  # the search for refused parameters takes 24
         for limit in (21, 22):
             with pytest.raises(StopError, match=rf"model\.budget\.requests of {limit}") as caught:
                 run(path, f"model.budget.requests={limit}")
             assert caught.value.exit_code == ExitCode.INCOMPLETE
-            assert len(server.bodies) == limit
+            assert server.requests == limit
         status = json.loads((tmp_path / "run/status.json").read_text())
         assert (status["state"], status["exit_code"]) == ("incomplete", 3)
         journal = next((tmp_path / "run/samples").rglob("*.jsonl"))
@@ -127,9 +129,9 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         outcome = run(path, "model.budget.requests=null")
         assert outcome.status.scored == 40
         assert set(server.answered.values()) == {4}
-        assert len(server.bodies) == 80
+        assert (len(server.bodies), len(server.probes)) == (80, 1)
         spent = spent_before(store := Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS)
-        assert (spent.requests, spent.tokens) == (80, sum(receipt.tokens for receipt in read_receipts(store, STAGE)))
+        assert (spent.requests, spent.tokens) == (81, sum(receipt.tokens for receipt in read_receipts(store, STAGE)))
         before = rows(tmp_path / "run", "score")
         # more draws pay for those alone, other n-grams and fewer draws for nothing
         run(path, "detectors=[{samia: {draws: [2, 5], n: 2}}]", "selections=[]")
@@ -139,10 +141,10 @@ def test_a_run_that_its_budget_or_a_kill_stopped_goes_on_and_pays_for_nothing_tw
         with pytest.raises(StopError, match=r"model\.budget\.requests of 130 is spent"):
             run(path, seven, "selections=[]", "model.budget.requests=130")
         run(path, "detectors=[{samia: {draws: 3}}]", "selections=[]")
-        assert len(server.bodies) == 130 == spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests
+        assert server.requests == 130 == spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests
         run(path, seven, "selections=[]")
         assert (len(server.bodies), set(server.answered.values())) == (160, {7})
-        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 160
+        assert spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS).requests == 161
         # a run of its own, at another speed, comes to the same
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
         assert rows(tmp_path / "again", "score") == before
@@ -243,7 +245,7 @@ def test_an_endpoint_without_values_stops_the_run_which_goes_on_when_it_is_mende
         spoilt = False
         assert run(path).status.scored == count + 3
         spent = spent_before(Store(str(tmp_path / "run")), "log_probs/target-plain", ANSWER_FOLDERS)
-        assert spent.requests == len(server.bodies), "the first requests are paid"
+        assert spent.requests == server.requests, "the first requests are paid"
 
 
 def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
@@ -263,7 +265,7 @@ def test_answers_that_a_version_without_these_checks_recorded_are_asked_again(
         run(path)
         assert {server.attempts[text] for text in [*AUDIT, *UNSEEN]} == {1}
         spent = spent_before(store, stage.name, ANSWER_FOLDERS)
-        assert spent.requests == len(server.bodies) + 40, "what was paid stays in the budget"
+        assert spent.requests == server.requests + 40, "what was paid stays in the budget"
         found = rows(tmp_path / "run", "log_probs/target-plain")
         assert all(min(row["log_probs"]) > -6 for row in found.values())
         # and a finished shard of such a version is not continued

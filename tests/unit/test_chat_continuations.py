@@ -345,7 +345,7 @@ def test_an_endpoint_receives_the_messages_before_the_answer_as_they_are(
     refused = {row["doc_id"]: row for row in pq.read_table(f"{folder}/quarantine").to_pylist()}
     assert {name: row["reason"] for name, row in refused.items()} == {"alone": "too_short", "hopeless": "model_error"}
     assert "not this" in refused["hopeless"]["message"]
-    assert spent_before(Store(folder), STAGE, ANSWER_FOLDERS).requests == len(server.bodies)
+    assert spent_before(Store(folder), STAGE, ANSWER_FOLDERS).requests == server.requests
     assert {body["max_tokens"] for body in server.bodies} == {
         16 + len(messages[-1]["content"].encode()) // 3 for messages in every if len(messages) > 1
     }

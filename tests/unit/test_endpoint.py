@@ -14,7 +14,7 @@ from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endp
 from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.plan.description import build_config
-from pipeline.stages.ask_log_probs import PromptRequest, ask_prompt
+from pipeline.stages.ask_log_probs import STOPS, PromptRequest, ask_prompt
 from pipeline.stages.base import DocumentSize, Questions
 from pipeline.stages.registry import request_sizes
 from tests.helpers.openai_server import openai_server
@@ -146,7 +146,8 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "wanted", [{"max_tokens": 1, "prompt_logprobs": 0}, {"max_tokens": 0, "echo": True, "logprobs": 1}]
+    "wanted",
+    [{"max_tokens": 1, "prompt_logprobs": 0}, {"max_tokens": 0, "echo": True, "logprobs": 1, "stop": STOPS}],
 )
 def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(wanted: dict[str, Any]) -> None:
     way: Way = "echo" if "echo" in wanted else "prompt_logprobs"

@@ -267,7 +267,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes_and_pays_nothing_twice
         run(path)
         assert len(server.bodies) == 28 * 3
         store = Store(str(tmp_path / "run"))
-        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == 28 * 3
+        assert spent_before(store, STAGE, ANSWER_FOLDERS).requests == server.requests
         run(path, f"run={tmp_path / 'again'}", "model.concurrency=1")
     for stage in (STAGE, "score"):
         assert rows(tmp_path / "run", stage) == rows(tmp_path / "again", stage)

@@ -20,6 +20,7 @@ from pipeline.corpus.documents import Document
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Prefix
 from pipeline.detectors.registry import PluginCode
+from pipeline.endpoint.parameters import Adjustments
 from pipeline.errors import UserError
 from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.unchanged import ModelDigests
@@ -124,6 +125,7 @@ def test_all_that_a_worker_is_told_is_in_the_fingerprint() -> None:
         "compared": "answer",
         "rules": "0",
         "windows": 2,
+        "parameters": Adjustments((("seed", None),)),
     }
     for stage in stages:
         for field in fields(stage.settings):

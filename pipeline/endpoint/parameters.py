@@ -1,0 +1,267 @@
+"""Parameters of requests that an endpoint refuses: found by a few requests at the start of a run, and left out.
+
+Some models take `max_completion_tokens` in the place of `max_tokens`, and no temperature but their own; other services
+refuse `top_k`, `seed` or `n` as unknown. Each refused request is repeated without the parameter that the refusal names.
+Where it names none, parameters are added one at a time to a request that the endpoint accepts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
+from pipeline.errors import ExitCode, StopError
+
+EFFECTS = {
+    "top_p": "the endpoint's default applies",
+    "top_k": "the endpoint's default applies",
+    "seed": "a repeated run draws other texts",
+    "n": "every draw is a request of its own, whose prompt is billed again",
+    "temperature": "the endpoint's default temperature applies, which changes what the scores measure, and not the "
+    "error rate of an answer",
+    "max_tokens": "only the endpoint limits the length of an answer, and answers may exceed the budget",
+}
+"""Parameters that a request can do without -> the effect, those with the smallest effect first."""
+
+RENAMED = "max_completion_tokens"
+"""The other name of `max_tokens`."""
+
+MOST_PROBES = 12
+"""Maximum number of requests that find the refused parameters."""
+
+PROBE_TOKENS = 16
+"""Length of an answer to such a request; some services refuse less."""
+
+PROBE_TEXT = "The harbour office of Vellmark keeps one book for ropes and another for lamps, and the clerk"
+"""Text of such a request."""
+
+_OUTPUT_LIMIT = "output limit was reached"
+"""Refusal of a reasoning model that used up `PROBE_TOKENS`: it took the parameters."""
+
+_OF_A_LENGTH = re.compile(r"context|too (?:large|long|many)|maximum length|output limit|input tokens", re.IGNORECASE)
+_NOT_BOTH = re.compile(r"\bboth\b|\bonly one of\b|\buse only one\b|\beither\b", re.IGNORECASE)
+_OF_ONE_REQUEST = re.compile(r"[\w-]*\d[\w-]*")
+_PATTERNS = {name: re.compile(rf"(?<![\w.-]){name}(?![\w-])") for name in ("top_p", "top_k", "seed", "temperature")} | {
+    "n": re.compile(r"""["'`]n["'`\\]|\bn\b *(?:[:=<>]|must|should|is|greater|larger|parameter)"""),
+    "max_tokens": re.compile(r"(?<![\w.-])max_(?:completion_)?tokens(?![\w-])"),
+}
+"""How messages name a parameter: a single letter is part of many messages."""
+
+Names = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """The changes of the parameters of all requests to an endpoint, because it refuses some of them."""
+
+    names: tuple[tuple[str, str | None], ...] = ()  # parameter -> the name under which it is sent; None: it is left out
+
+    @classmethod
+    def of(cls, names: Names) -> Adjustments:
+        """The changes as a mapping, in the order of `EFFECTS`."""
+        return cls(tuple((name, names[name]) for name in EFFECTS if name in names))
+
+    def adjust(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The body of a request without the parameters that are left out, and with the other names."""
+        names = dict(self.names)
+        return {sent: value for name, value in body.items() if (sent := names.get(name, name)) is not None}
+
+    def fingerprint(self) -> dict[str, str | None]:
+        """The changes as in the fingerprint of a stage and in a manifest; the argument of `of`."""
+        return dict(self.names)
+
+    def sentences(self) -> list[str]:
+        """A clause for each change, with its effect."""
+        return [
+            f"{name} is refused and left out: {EFFECTS[name]}" if sent is None else f"{name} is sent as {sent}"
+            for name, sent in self.names
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """A request of a stage about `PROBE_TEXT`, with all parameters of its requests."""
+
+    path: str
+    body: Mapping[str, Any]
+
+    @property
+    def max_cost(self) -> int:
+        """Maximum number of tokens of an attempt."""
+        sent = self.body.get("prompt", self.body.get("messages"))
+        return prompt_tokens(str(sent)) + PROBE_TOKENS * int(self.body.get("n", 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A refusal of a request."""
+
+    words: str
+    failed: bool = False  # whether the endpoint failed, which may be due to a parameter
+
+    def resembles(self, other: _Refused) -> bool:
+        """Whether two refusals differ only in numbers and in ids of requests."""
+        return _OF_ONE_REQUEST.sub("", self.words) == _OF_ONE_REQUEST.sub("", other.words)
+
+
+Attempt = Callable[[Names], Awaitable[_Refused | None]]
+
+
+async def find_adjustments(
+    endpoint: Endpoint,
+    request: SampleRequest,
+    spent: Usage,
+    book: Callable[[Usage], None] = lambda most: None,
+) -> Adjustments:
+    """Find the parameters that an endpoint refuses, with at most `MOST_PROBES` requests.
+
+    An endpoint that refuses the request without any of them refuses something else: nothing is changed then.
+
+    Args:
+        endpoint: client of the endpoint.
+        request: a request with all parameters.
+        spent: each attempt adds its cost.
+        book: called before each attempt with its maximum cost.
+
+    Raises:
+        StopError: no end after `MOST_PROBES` requests, the endpoint does not answer, or an error of `Endpoint.ask`.
+    """
+    count, last = 0, _Refused("")
+
+    async def attempt(names: Names) -> _Refused | None:
+        """Send the request with changes."""
+        nonlocal count, last
+        count += 1
+        if count > MOST_PROBES:
+            raise StopError(
+                f"endpoint {endpoint.config.endpoint} refuses parameters of requests in {MOST_PROBES} trials, at last "
+                f"with: {last.words}; detectors with top_k: null and model.choices of 1 send fewer parameters"
+            )
+        refused = await _refusal(endpoint, request, Adjustments.of(names), spent, book)
+        last = refused or last
+        return refused
+
+    body = dict(request.body)
+    names, refused, innocent = dict[str, str | None](), await attempt({}), set[str]()
+    while refused is not None:
+        name = named_parameter(refused.words, [one for one in _still_sent(body, names) if one not in innocent])
+        if name is None:
+            added = await _add_one_by_one(body, names, attempt)
+            if added is None and last.failed:
+                raise _no_answer(endpoint, last.words)
+            return Adjustments.of(added or {})
+        changed = {**names, name: RENAMED if name == "max_tokens" and name not in names else None}
+        after = await attempt(changed)
+        if after is not None and after.resembles(refused):
+            innocent.add(name)
+        else:
+            names, refused = changed, after
+    return Adjustments.of(names)
+
+
+async def check_still_taken(
+    endpoint: Endpoint,
+    request: SampleRequest,
+    parameters: Adjustments,
+    error: Refusal,
+    bill: tuple[Usage, Callable[[Usage], None]],
+) -> None:
+    """Stop a run if a refusal of a document's request is that of a parameter, as a request with another text shows.
+
+    Args:
+        endpoint: client of the endpoint.
+        request: a request with all parameters.
+        parameters: the changes that were found at the start of the run.
+        error: refusal of the request about a document.
+        bill: usage and `book`, as of `find_adjustments`.
+
+    Raises:
+        StopError: the endpoint refuses a parameter that it took at the start.
+    """
+    sent = _still_sent(request.body, dict(parameters.names))
+    if _OF_A_LENGTH.search(error.words) or named_parameter(error.words, sent) is None:
+        return
+    refused = await _refusal(endpoint, request, parameters, *bill)
+    if refused is not None and (name := named_parameter(refused.words, sent)) is not None:
+        raise StopError(
+            f"endpoint {endpoint.config.endpoint} refuses {name}, which it took at the start of the run: "
+            f"{refused.words}; finished documents are kept: rerun the command once the endpoint takes it, or set "
+            "another run directory",
+            ExitCode.INCOMPLETE,
+        )
+
+
+async def _refusal(
+    endpoint: Endpoint,
+    request: SampleRequest,
+    parameters: Adjustments,
+    spent: Usage,
+    book: Callable[[Usage], None],
+) -> _Refused | None:
+    """The refusal of a request by an endpoint; None if it takes its parameters.
+
+    Raises:
+        StopError: the endpoint does not answer, or an error of `Endpoint.ask`.
+    """
+    body = parameters.adjust(request.body)
+    try:
+        await endpoint.ask(request.path, body, request.max_cost, lambda value: value, spent, book)
+    except Refusal as error:
+        return None if _OUTPUT_LIMIT in error.words else _Refused(error.words)
+    except Fault as fault:
+        if fault.status == 500:  # some servers fail on unknown parameters
+            return _Refused(str(fault), failed=True)
+        raise _no_answer(endpoint, str(fault)) from None
+    finally:
+        endpoint.refused = 0  # a refused parameter is no refused document
+    return None
+
+
+def _no_answer(endpoint: Endpoint, reason: str) -> StopError:
+    return StopError(f"endpoint {endpoint.config.endpoint} does not answer: {reason}", ExitCode.INCOMPLETE)
+
+
+async def _add_one_by_one(body: Mapping[str, Any], names: Names, attempt: Attempt) -> dict[str, str | None] | None:
+    """Find refused parameters that no message names; None if the request is refused without them, too.
+
+    Args:
+        body: body of the request.
+        names: the changes so far.
+        attempt: sends the request with changes.
+    """
+    sent = [name for name in _still_sent(body, names) if name != "max_tokens"]
+    lengths = [names["max_tokens"]] if "max_tokens" in names else ["max_tokens", RENAMED, None]
+    for length in lengths if "max_tokens" in body else [None]:
+        changes = {**names, **dict.fromkeys(sent)}
+        if length != "max_tokens" and "max_tokens" in body:
+            changes["max_tokens"] = length
+        if await attempt(changes) is None:
+            break
+    else:
+        return None
+    for name in reversed(sent):  # those with the largest effect first
+        with_it = {one: changes[one] for one in changes if one != name}
+        if await attempt(with_it) is None:
+            changes = with_it
+    return changes
+
+
+def named_parameter(message: str, sent: Sequence[str]) -> str | None:
+    """The parameter that a refusal names, the first one of several; None if it names none.
+
+    Args:
+        message: words of the endpoint.
+        sent: parameters of the request, those with the smallest effect first.
+    """
+    places = {name: match.start() for name in sent if (match := _PATTERNS[name].search(message)) is not None}
+    if not places:
+        return None
+    return next(iter(places)) if _NOT_BOTH.search(message) else min(places, key=lambda name: places[name])
+
+
+def _still_sent(body: Mapping[str, Any], names: Names) -> list[str]:
+    """The parameters of a request with changes, also under another name, in the order of `EFFECTS`."""
+    return [name for name in EFFECTS if name in body and names.get(name, name) is not None]
