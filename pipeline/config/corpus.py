@@ -396,6 +396,8 @@ def _find_source(value: Any) -> str:
     """The class of a source, by the keys that are given; which go together is checked by the source."""
     given = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     stated = [name for key, name in STATING.items() if given.get(key) is not None]
+    if stated[-1:] == [CompletionSource.__name__] and given.get("completion") is None:
+        stated = []  # so that the keys that exclude one another are refused, and not the missing one alone
     return f"source[{stated[-1] if stated else 'SourceConfig'}]"
 
 

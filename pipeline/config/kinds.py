@@ -149,9 +149,12 @@ def check_keys(given: Collection[str]) -> None:
     """
     kind = find_kind(given)
     for key in sorted({*given} - {*kind.keys}):
-        missing = [other for other in next(one for one in KINDS if key in one.keys).keys if other not in given]
+        stated = next(one for one in KINDS if key in one.keys).keys
+        missing = [other for other in stated if other not in given]
         if missing:
-            raise ValueError(f"{key} goes with {missing[0]}, and only with it")
+            beside = sorted({*given} - {*stated})
+            excluded = f", and a source has documents of one kind: leave out {beside[0]} or {key}" if beside else ""
+            raise ValueError(f"{key} goes with {missing[0]}, and only with it{excluded}")
         raise ValueError(f"{key} and {kind.keys[0]}: a source has documents of one kind; leave one of them out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from pipeline.corpus.reasons import Reason
 ASSISTANT = "assistant"
 _ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 _ROLE_OF = {**{role: role for role in _ROLES}, "human": "user", "gpt": ASSISTANT}
+_ZERO = re.compile(r"\s*[+-]?(0+\.?0*|\.0+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _CONTENT_KEYS = ("role", "content", "from", "value")
 
 
@@ -31,8 +33,9 @@ class Turn:
 
     @property
     def unscored(self) -> bool:
-        """Whether its `weight` is 0: trainers leave out such answers."""
-        return self.others.get("weight") in (0, "0")
+        """Whether its `weight` is 0, a number or a text of it: trainers leave out such answers."""
+        weight = self.others.get("weight")
+        return bool(_ZERO.fullmatch(weight)) if isinstance(weight, str) else weight == 0
 
     def message(self, content: str | None = None) -> dict[str, Any]:
         """The message as templates receive it, perhaps with another content."""
@@ -160,8 +163,12 @@ def _read_tools(value: Any) -> tuple[Mapping[str, Any], ...] | Unreadable:
             return _not_chat("tools are a text that is no JSON list")
     if value is None:
         return ()
-    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+    if not isinstance(value, list):
         return _not_chat(f"tools are {type(value).__name__}, not a list of schemas of functions")
+    for number, tool in enumerate(value, 1):
+        if not isinstance(tool, Mapping):
+            kind = "null" if tool is None else type(tool).__name__
+            return _not_chat(f"tool {number} of {len(value)} is {kind}, not the schema of a function")
     return tuple(_without_nulls(tool) for tool in value)
 
 

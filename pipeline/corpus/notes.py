@@ -68,6 +68,22 @@ def _removed_pieces(name: str, count: int, row: int) -> str:
     )
 
 
+def _tags_alone(name: str, count: int, row: int) -> str:
+    verb = "answer consists" if count == 1 else "answers consist"
+    return (
+        f"{count:,} {verb} of tags alone in {name} (first: row {row:,}), such as <think></think>: they have no word "
+        "to score"
+    )
+
+
+def _unread_tools(name: str, count: int, row: int) -> str:
+    verb = "chat has" if count == 1 else "chats have"
+    return (
+        f"{count:,} {verb} tools in {name} (first: row {row:,}), and the chat template does not read tools: the model "
+        "reads none of them"
+    )
+
+
 SHORT_RECORDS = NoteKind("short_records", False, _short_records)
 """Records of CSV files that lack last fields."""
 
@@ -89,11 +105,17 @@ CONTROL_TOKENS = NoteKind("control_tokens", True, _control_tokens)
 REMOVED_PIECES = NoteKind("removed_pieces", True, _removed_pieces)
 """Pieces of answers that the chat template does not render."""
 
+TAGS_ALONE = NoteKind("tags_alone", True, _tags_alone)
+"""Answers without a word beside their tags."""
+
+UNREAD_TOOLS = NoteKind("unread_tools", True, _unread_tools)
+"""Chats with tools, which the chat template does not read."""
+
 _KINDS = {
     kind.name: kind
     for kind in (
         *(ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SURPLUS_FIELDS, HIDDEN_MEMBERS),
-        *(CONTROL_TOKENS, REMOVED_PIECES),
+        *(CONTROL_TOKENS, REMOVED_PIECES, TAGS_ALONE, UNREAD_TOOLS),
     )
 }
 

@@ -77,6 +77,7 @@ class RenderedChat:
     turns: tuple[int, ...]  # index of the turn of each of these answers
     removed: int  # pieces of answers that the template left out, such as earlier reasoning
     located: Mapping[int, Sequence[_Part]]  # index of a turn whose content was found -> its pieces, in order
+    tags: int = 0  # answers of tags alone, which have nothing to score
 
     @property
     def places(self) -> dict[int, Span]:
@@ -110,7 +111,8 @@ class ReadChat:
     scored: list[bool]  # of each token from the second on; at least one is
     answers: str  # the scored characters, without ends of turns
     end: ChatEnd
-    removed: int = 0  # as in `RenderedChat`
+    removed: int = 0  # this and the next as in `RenderedChat`
+    tags: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self._tags = _tag_pattern(template)
         self._pairs = _tag_pairs(template)
+        self._names_tools = re.search(r"\btools\b", template) is not None
         special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special | set(tokenizer.all_special_ids)
         texts = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(self._special)]
@@ -217,6 +220,10 @@ class ChatTemplate:
                 spans.append((at, tag.end()))
                 at = tag.end()
         return spans
+
+    def ignores_tools(self, conversation: Conversation) -> bool:
+        """Whether a conversation has tools, and the template does not name them."""
+        return bool(conversation.tools) and not self._names_tools
 
     def read(
         self, conversations: Sequence[Conversation], max_tokens: int, ends: Sequence[ChatEnd] = ()
@@ -260,12 +267,13 @@ class ChatTemplate:
         parts = [located.get(number, ()) for number in answers]
         spans = [_spans(content, text, some, self._tags) for some, content in zip(parts, contents, strict=True)]
         removed = sum(piece not in places for piece in chain(*pieces))
-        removed += sum(not some and bool(content.strip()) for content, some in zip(contents, pieces, strict=True))
+        tags = sum(not some and bool(content.strip()) for content, some in zip(contents, pieces, strict=True))
         if not any(spans):
-            return Unreadable(Reason.NO_SPAN, f"{self._named} renders no answer of the assistant")
+            lacking = "no answer has a word beside its tags" if tags and not removed else ""
+            return Unreadable(Reason.NO_SPAN, lacking or f"{self._named} renders no answer of the assistant")
         kept = [(some, number) for some, number in zip(spans, answers, strict=True) if some]
         rendered = tuple(some for some, _ in kept)
-        return RenderedChat(text, rendered, tuple(number for _, number in kept), removed, located)
+        return RenderedChat(text, rendered, tuple(number for _, number in kept), removed, located, tags)
 
     def last_answer(self, conversation: Conversation, max_tokens: int) -> LastAnswer | Unreadable:
         """The last answer with a token among the first `max_tokens`; the reason if there is none."""
@@ -371,7 +379,9 @@ class ChatTemplate:
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
         end = self._end_of(made, tokens)
-        return ReadChat(Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, end, made.removed)
+        return ReadChat(
+            Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, end, made.removed, made.tags
+        )
 
     def _end_of(self, made: RenderedChat, tokens: Tokens) -> ChatEnd:
         """Where some tokens of a rendered conversation, of which one is scored, end."""

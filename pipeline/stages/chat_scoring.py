@@ -17,7 +17,7 @@ from pipeline.config.models import ModelConfig
 from pipeline.corpus.chats import Conversation
 from pipeline.corpus.documents import Document
 from pipeline.corpus.formats.base import Unreadable
-from pipeline.corpus.notes import CONTROL_TOKENS, REMOVED_PIECES
+from pipeline.corpus.notes import CONTROL_TOKENS, REMOVED_PIECES, TAGS_ALONE, UNREAD_TOOLS
 from pipeline.corpus.reasons import Reason
 from pipeline.detectors.base import FORWARD, Detector, Pass
 from pipeline.detectors.registry import parse_detectors
@@ -78,6 +78,8 @@ class ChatForecast:
     refused: int  # conversations that the template refuses or does not render as they are
     controlled: int  # conversations whose contents hold control tokens
     removed: int  # pieces of answers that the template leaves out
+    tags: int  # answers of tags alone
+    unread_tools: int  # conversations with tools, which the template does not read
     max_tokens: int
 
     @property
@@ -96,6 +98,10 @@ class ChatForecast:
         if self.removed:
             pieces = "piece of an answer" if self.removed == 1 else "pieces of answers"
             line += f"; the chat template leaves out {self.removed:,} {pieces}, such as earlier reasoning"
+        if self.tags:
+            line += f"; {self.tags:,} {'answers consist' if self.tags > 1 else 'answer consists'} of tags alone"
+        if self.unread_tools:
+            line += f"; the chat template does not read tools, which {self.unread_tools:,} have"
         return line
 
 
@@ -121,6 +127,8 @@ def read_chats(config: AuditConfig, documents: Sequence[Document]) -> ChatForeca
         reasons.total() - reasons[Reason.TOO_SHORT],
         sum(template.holds_control(chat) for chat in chats),
         sum(one.removed for one in read),
+        sum(one.tags for one in read),
+        sum(template.ignores_tools(chat) for chat in chats),
         config.max_tokens,
     )
 
@@ -231,8 +239,11 @@ class ChatScorer(Scorer):
                 continue
             if self.templates[_PLAIN[0]].holds_control(chat):
                 output.notes.add(CONTROL_TOKENS, document.row)
-            if read[_PLAIN].removed:
-                output.notes.add(REMOVED_PIECES, document.row, read[_PLAIN].removed)
+            if self.templates[_PLAIN[0]].ignores_tools(chat):
+                output.notes.add(UNREAD_TOOLS, document.row)
+            for kind, count in ((REMOVED_PIECES, read[_PLAIN].removed), (TAGS_ALONE, read[_PLAIN].tags)):
+                if count:
+                    output.notes.add(kind, document.row, count)
             usable.append(replace(document, chat=_ReadConversation(chat.turns, chat.prompt, chat.tools, read)))
         return usable
 

@@ -116,6 +116,16 @@ def test_reasoning_in_the_tags_of_a_template_is_scored_where_it_is_rendered(toke
     assert rendered(template, messages).removed == 1
 
 
+@pytest.mark.parametrize("name", ["CHATML", "QWEN", "DEEPSEEK"])
+def test_an_answer_of_tags_alone_is_counted_apart_from_what_a_template_leaves_out(tokenizer: Any, name: str) -> None:
+    template = ChatTemplate(getattr(templates, name), tokenizer)
+    read = rendered(template, chat("q", "<think></think>", "r", "It is that"))
+    assert (read.removed, read.tags, read.turns) == (0, 1, (3,))
+    (only,) = template.read([conversation(chat("q", "<think>\n</think>"))], 100)
+    assert isinstance(only, Unreadable)
+    assert (only.reason, only.message) == ("no_span", "no answer has a word beside its tags")
+
+
 def test_an_answer_without_a_token_of_its_own_says_so(tiny_model_folder: Path) -> None:
     tokenizer = chat_tokenizer(tiny_model_folder)
     tokenizer.add_tokens(["\tx"])
@@ -128,11 +138,11 @@ def test_an_answer_without_a_token_of_its_own_says_so(tiny_model_folder: Path) -
 def test_answers_with_a_weight_of_0_are_left_out(tokenizer: Any) -> None:
     """As in fine-tuning by OpenAI."""
     template = ChatTemplate(templates.CHATML, tokenizer)
-    for weight in (0, 0.0, "0", False):
+    for weight in (0, 0.0, "0", "0.0", " 0 ", "-0", "0e0", ".0", False):
         messages = [{**one, "weight": weight} if number == 1 else one for number, one in enumerate(TALK)]
         assert answers(template, messages) == [["That is another."]]
         assert ends(template, messages) == ["<|im_end|>"]
-    for weight in (1, 1.0, None):
+    for weight in (1, 1.0, None, "1", "0.5", "", "none", ".", [0]):
         assert len(answers(template, [{**one, "weight": weight} for one in TALK])) == 2
     none = read_conversation([{**one, "weight": 0} for one in TALK])
     assert isinstance(none, Unreadable)

@@ -71,7 +71,8 @@ def test_a_template_receives_tools_and_calls_and_only_answers_are_scored(tokeniz
     ("tools", "message"),
     [
         ({"name": "weather"}, "tools are dict, not a list of schemas of functions"),
-        ([WEATHER, "clock"], "tools are list, not a list of schemas of functions"),
+        ([WEATHER, "clock"], "tool 2 of 2 is str, not the schema of a function"),
+        ([WEATHER, None], "tool 2 of 2 is null, not the schema of a function"),
         ("[{", "tools are a text that is no JSON list"),
         ("3", "tools are int, not a list of schemas of functions"),
     ],

@@ -582,6 +582,11 @@ def test_what_chats_do_not_offer_is_refused_in_one_line(
     chat_model = tiny_model_folder
     assert "its tokenizer has no chat template; chat: {template: FILE} names one" in refusal()
     both = {role: {**source, "text": "text"} for role, source in corpus.items()}
+    for other in ("text", "messages"):
+        half = {role: {"path": source["path"], "prompt": "prompt", other: other} for role, source in corpus.items()}
+        line = f"prompt goes with completion, and only with it, and a source has .* leave out {other} or prompt"
+        with pytest.raises(UserError, match=line):
+            build_config({"run": "r", **settings(chat_model, half)})
     with pytest.raises(UserError, match="text and messages: a source has documents of one kind"):
         build_config({"run": "r", **settings(chat_model, both)})
     assert "loss" in detectors_for(CHATS)

@@ -146,7 +146,11 @@ def test_a_missing_column_and_a_corpus_that_is_not_of_texts_or_of_pictures_are_n
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures/a.png").write_bytes(PNG[0])
     for corpus, message in (
-        ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image"),
+        ({"audit": {"path": "a", "caption": "c"}}, "caption goes with image, and only with it"),
+        (
+            {"audit": {"path": "a", "caption": "c", "text": "t"}},
+            "only with it, and a source has documents of one kind: leave out text or caption",
+        ),
         ({"audit": {"path": "a", "text": "t", "image": "i"}}, "text and image: a source has documents of one kind"),
         (
             {"audit": {"path": "a", "image": "i"}, "unseen": {"path": "b"}},

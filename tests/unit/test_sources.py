@@ -18,6 +18,8 @@ from pipeline.config import kinds
 from pipeline.config.audit import AuditConfig
 from pipeline.config.corpus import (
     STATING,
+    ChatSource,
+    CompletionSource,
     CorpusConfig,
     PictureSource,
     ScoreSource,
@@ -35,6 +37,8 @@ SOURCES = {
     "picture": PictureSource,
     "picture with caption": PictureSource,
     "tokens": TokenSource,
+    "chat": ChatSource,
+    "chat of completions": CompletionSource,
     "scores": ScoreSource,
     "scores with text": ScoreSource,
 }
@@ -80,6 +84,9 @@ def test_the_keys_choose_the_class_of_a_source_which_survives_a_round_trip(kind:
             "unknown key 'corpus.audit.scores.0.colum'; did you mean 'column'?",
         ),
         ({"path": "x", "versions": {"indx": "a"}}, "unknown key 'corpus.audit.versions.indx'; did you mean 'index'?"),
+        ({"path": "x", "prompt": "p"}, "corpus.audit: prompt goes with completion, and only with it"),
+        ({"path": "x", "prompt": "p", "completions": "c"}, "unknown key 'corpus.audit.completions'; did you mean 'com"),
+        ({"path": "x", "prompt": "p", "text": "t"}, "corpus.audit: prompt goes with completion, and only with it, and"),
         ({"path": "x", "tokens": "t", "image": "i"}, "corpus.audit: image and tokens: a source has documents of one"),
     ],
 )
