@@ -21,6 +21,8 @@ from examples.demo.demo import ensure_passages, seenset
 from examples.models import HUB_NAME, smollm2
 from examples.trials.benchmark import PUPILS, answer_all, make_benchmark, read_items
 from examples.trials.detectors import run_detectors
+from examples.trials.edited import NAME as EDITED
+from examples.trials.edited import run_edited
 from examples.trials.family import make_family
 from examples.trials.negative_control import NAME as CONTROL
 from examples.trials.negative_control import SPLITS, run_negative_control
@@ -54,7 +56,7 @@ NAMES = (
     "pictures",
     SYSTEMS,
 )
-EVERY_NAME = (*NAMES, *TRIALS, CONTROL, DETECTORS)
+EVERY_NAME = (*NAMES, *TRIALS, CONTROL, DETECTORS, EDITED)
 PASSAGES = 600
 DOCUMENTS = 100  # of a trial of documents with versions
 PICTURES = 96
@@ -149,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = run_negative_control(folder, model, PASSAGES, source, given.splits)
             elif name in TRIALS:
                 code = run_trial_of_versions(name, WORK, smollm2(), given.documents)
+            elif name == EDITED:
+                code = run_edited(WORK / name, {**smollm2(), "dtype": "bfloat16"})
             elif name == DETECTORS:
                 code = run_detectors(WORK / name, smollm2(), minutes=given.minutes)
             else:

@@ -56,8 +56,8 @@ def text_read(text: str, kind: str, seed: int) -> str:
     return swapped_words(text, int(kind.removeprefix(SWAPPED)), seed) if kind.startswith(SWAPPED) else text
 
 
-def swapped_words(text: str, copy: int, seed: int) -> str:
-    """The text with 30% of its words swapped in pairs, rounded down to pairs, at least one pair.
+def swapped_words(text: str, copy: int, seed: int, share: float = SHARE_SWAPPED) -> str:
+    """The text with a share of its words, in [0, 1], swapped in pairs, rounded down to pairs, at least one pair.
 
     The choice depends only on the text, the copy's number and the seed. White space is unchanged. Words are the units
     of `pipeline.corpus.scripts`: characters in scripts without blanks. A text of fewer than two is returned unchanged.
@@ -69,7 +69,7 @@ def swapped_words(text: str, copy: int, seed: int) -> str:
         return text
     digest = hashlib.blake2b(f"{seed} {copy} {text}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
     order = np.random.PCG64(int.from_bytes(digest, "little")).random_raw(len(places)).argsort(kind="stable")
-    for pair in range(max(1, int(SHARE_SWAPPED * len(places)) // 2)):
+    for pair in range(max(1, int(share * len(places)) // 2)):
         one, other = places[order[2 * pair]], places[order[2 * pair + 1]]
         pieces[one], pieces[other] = pieces[other], pieces[one]
     return "".join(pieces)
