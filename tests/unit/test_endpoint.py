@@ -147,7 +147,7 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "wanted",
-    [{"max_tokens": 1, "prompt_logprobs": 0}, {"max_tokens": 0, "echo": True, "logprobs": 1, "stop": STOPS}],
+    [{"max_tokens": 1, "prompt_logprobs": 0}, {"max_tokens": 0, "echo": True, "logprobs": 1, "stop": [*STOPS]}],
 )
 def test_log_probabilities_are_requested_of_the_tokens_of_the_prompt_alone(wanted: dict[str, Any]) -> None:
     way: Way = "echo" if "echo" in wanted else "prompt_logprobs"

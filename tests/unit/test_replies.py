@@ -255,7 +255,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes_and_pays_nothing_twice
 ) -> None:
     with openai_server(respond=respond, models=["stub"]) as server:
         path = make_audit(AUDIT, UNSEEN, model=model(server.url), **SETTINGS)
-        for limit in (17, 40):
+        for limit in (19, 42):
             with pytest.raises(StopError, match=r"model\.budget\.requests"):
                 run(path, f"model.budget.requests={limit}")
         lines = [
