@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
+import re
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
 from pipeline.config.kinds import CONTINUING, SERVED, WEIGHTS, InputKind
 from pipeline.config.paths import Place, written
@@ -56,6 +59,55 @@ def _base_url(value: Any) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))
 
 
+_SENT = ("authorization", "content-length", "content-type", "host", "accept-encoding", "connection")
+_SECRET = re.compile(r"(?:api|access|subscription)?[-_]?(?:key|token)|sig|code|secret|password", re.IGNORECASE)
+
+SET_KEYS = frozenset(
+    {
+        *("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "n"),
+        *("seed", "stop", "stream", "echo", "logprobs", "prompt_logprobs"),
+    }
+)
+"""Keys of the body of a request that no `extra` may have."""
+
+
+def _check_headers(value: dict[str, str]) -> dict[str, str]:
+    """Check names of headers, and that what stands beside them is the name of an environment variable, and no key."""
+    for name, variable in value.items():
+        if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise ValueError(f"{name!r} is no name of a header")
+        if name.lower() in _SENT:
+            extra = ": the key of key_variable is sent in it" if name.lower() == "authorization" else ""
+            raise ValueError(f"header {name} is set with every request{extra}")
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):  # it may be a key
+            raise ValueError(
+                f"header {name} must have the name of an environment variable in capitals, such as AZURE_KEY: its "
+                "value is read there, and keys stand in no configuration"
+            )
+    return value
+
+
+def _query_texts(value: Any) -> Any:
+    """The values of a query as texts: YAML reads 2024-10-21 as a date."""
+    if not isinstance(value, dict):
+        return value
+    if secret := next((name for name in value if _SECRET.fullmatch(str(name))), None):
+        raise ValueError(f"may not have {secret}: keys come from the environment alone, through headers")
+    plain = (int, float, datetime.date)
+    return {
+        name: str(one) if isinstance(one, plain) and not isinstance(one, bool) else one for name, one in value.items()
+    }
+
+
+def _check_extra(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if taken := sorted(value.keys() & SET_KEYS):
+        raise ValueError(
+            f"may not have {taken[0]}, which requests set themselves (temperature, top_p and top_k are arguments of "
+            "detectors, and choices limits n)"
+        )
+    return value
+
+
 class BudgetConfig(Section):
     """Limits on the use of an endpoint, over all calls of the run."""
 
@@ -86,6 +138,15 @@ class EndpointConfig(Section):
     key_variable: str = Field(
         "SEENSET_API_KEY", min_length=1, description="Environment variable with the key; unset: none is sent."
     )
+    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = Field(
+        {}, description="Further headers, by name: the environment variable that holds the value."
+    )
+    query: Annotated[dict[str, str], BeforeValidator(_query_texts)] = Field(
+        {}, description="Parameters of the address of every request, such as api-version."
+    )
+    extra: Annotated[dict[str, JsonValue], AfterValidator(_check_extra)] = Field(
+        {}, description="Further keys of the body of every request."
+    )
     concurrency: int = Field(16, ge=1, le=1024, description="Most requests at a time.")
     requests_per_minute: float | None = Field(None, gt=0, description="Most requests a minute.")
     timeout: float = Field(120.0, gt=0, description="Seconds for an answer.")
@@ -94,6 +155,22 @@ class EndpointConfig(Section):
     choices: int = Field(16, ge=1, description="Most draws in one request; its prompt is billed once.")
     budget: BudgetConfig = BudgetConfig()
     price: PriceConfig = PriceConfig()
+
+    def __hash__(self) -> int:  # mappings have none
+        return hash((self.endpoint, self.name, self.api))
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment variables with secrets: the key's, and those of headers."""
+        return list(dict.fromkeys([self.key_variable, *self.headers.values()]))
+
+    @property
+    def identity(self) -> str:
+        """Everything that answers may depend on, without values of headers: they are secrets."""
+        parts = [f"{self.name} at {self.endpoint}, {self.api}"]
+        given = {"headers": sorted(self.headers), "query": self.query, "extra": self.extra}
+        parts += [f"{key} {json.dumps(value, sort_keys=True)}" for key, value in given.items() if value]
+        return "; ".join(parts) + (f": {self.instruction}" if self.api == "chat" else "")
 
 
 class ScoredModel(Section):

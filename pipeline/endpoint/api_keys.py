@@ -1,7 +1,7 @@
-"""Keys of endpoints: removed from the environment, which child processes inherit, and masked in all answers.
+"""Secrets of endpoints, keys and values of headers: removed from the environment, and masked in all answers.
 
-An endpoint receives the key and may repeat it in its answers, plain or encoded, which are written to files of a run;
-`masked` replaces it before any other code reads an answer.
+Child processes inherit the environment. An endpoint receives its secrets and may repeat them in its answers, plain or
+encoded, which are written to files of a run; `masked` replaces them before any other code reads an answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,26 @@ for _library in ("httpx2", "httpcore2"):  # below this level they log each heade
     logging.getLogger(_library).setLevel(logging.WARNING)
 
 
-def read_key(config: EndpointConfig) -> str:
-    """The key of an endpoint, from its environment variable (the only place that reads it); empty if it is not set."""
-    return (os.environ.get(config.key_variable) or _withdrawn.get(config.key_variable, "")).strip()
+def read_secret(variable: str) -> str:
+    """The value of an environment variable with a secret (the only place that reads it); empty if it is not set."""
+    return (os.environ.get(variable) or _withdrawn.get(variable, "")).strip()
+
+
+def _secrets(config: EndpointConfig) -> list[str]:
+    """The secrets of an endpoint that are set, the longest first, which may contain others."""
+    return sorted(
+        filter(None, {read_secret(variable) for variable in config.variables}), key=lambda one: (-len(one), one)
+    )
 
 
 def withdraw_keys(models: Sequence[object]) -> list[str]:
-    """Remove the keys of models that are endpoints from the environment; only this process keeps them.
+    """Remove the secrets of models that are endpoints from the environment; only this process keeps them.
 
     Returns:
-        The variables that held a key.
+        The variables that held one.
     """
-    variables = {model.key_variable for model in models if isinstance(model, EndpointConfig)} & os.environ.keys()
+    endpoints = [model for model in models if isinstance(model, EndpointConfig)]
+    variables = {variable for model in endpoints for variable in model.variables} & os.environ.keys()
     _withdrawn.update((variable, os.environ.pop(variable)) for variable in variables)
     return sorted(variables)
 
@@ -63,15 +71,17 @@ def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
 
 
 def masked(value: Any, config: EndpointConfig) -> Any:
-    """A JSON value of an endpoint with the key, plain or encoded, replaced by *** in its texts."""
-    key = read_key(config)
-    return _masked(value, spellings(key)) if len(key) >= SHORTEST_SECRET else value
+    """A JSON value of an endpoint with its secrets, plain or encoded, replaced by *** in its texts."""
+    for secret in _secrets(config):
+        value = _masked(value, spellings(secret)) if len(secret) >= SHORTEST_SECRET else value
+    return value
 
 
 def without_key(text: str, config: EndpointConfig) -> str:
-    """A message of an endpoint with the key, of any length, replaced by ***."""
-    key = read_key(config)
-    return spellings(key).sub(MASK, text) if key else text
+    """A message of an endpoint with its secrets, of any length, replaced by ***."""
+    for secret in _secrets(config):
+        text = spellings(secret).sub(MASK, text)
+    return text
 
 
 def error_without_key(error: Exception, config: EndpointConfig, most: int) -> str:

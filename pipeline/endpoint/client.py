@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
@@ -26,7 +27,7 @@ from tenacity.wait import wait_random_exponential
 
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
-from pipeline.endpoint.api_keys import error_without_key, masked, read_key, without_key
+from pipeline.endpoint.api_keys import error_without_key, masked, read_secret, without_key
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -182,7 +183,8 @@ class Endpoint:
     async def _post(self, path: str, body: Mapping[str, Any], most: int) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self.config.timeout):
-                response = await exchange(self._client, "POST", self.config.endpoint + path, most, body)
+                body = {**self.config.extra, **body}
+                response = await exchange(self._client, "POST", address(self.config, path), most, body)
         except (TimeoutError, httpx2.TimeoutException):
             raise Fault(f"no answer within {self.config.timeout:g} s") from None
         except httpx2.ConnectError as error:
@@ -207,18 +209,20 @@ class Endpoint:
         if status == 200:
             return
         reason = f"{status} {self._error_message(response)}"
-        name, address = self.config.name, self.config.endpoint
+        name, where = self.config.name, self.config.endpoint
         if status in (401, 403):
-            raise StopError(f"endpoint {address} does not accept the key of {self.config.key_variable}: {reason}")
+            raise StopError(
+                f"endpoint {where} does not accept the key of {' and '.join(self.config.variables)}: {reason}"
+            )
         if status == 404:
-            raise StopError(f"endpoint {address} has no model {name!r}, or no {self.config.api} interface: {reason}")
+            raise StopError(f"endpoint {where} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
-            raise StopError(f"endpoint {address} requires payment: {reason}", ExitCode.INCOMPLETE)
+            raise StopError(f"endpoint {where} requires payment: {reason}", ExitCode.INCOMPLETE)
         if status in RETRIED_STATUSES or status >= 500:
             wait = retry_after(response.headers.get("retry-after"))
             if wait > LONGEST_WAIT:
                 raise StopError(
-                    f"endpoint {address} requests a wait of {wait:.0f} s ({reason}); rerun the command after it",
+                    f"endpoint {where} requests a wait of {wait:.0f} s ({reason}); rerun the command after it",
                     ExitCode.INCOMPLETE,
                 )
             self._next = max(self._next, time.monotonic() + wait)
@@ -308,14 +312,30 @@ def headers(config: EndpointConfig) -> dict[str, str]:
     """The headers of every request.
 
     Raises:
-        UserError: the key has an invalid character; an error of the HTTP library would show the key.
+        UserError: a secret has an invalid character (an error of the HTTP library would show it), or one of a header is
+            missing.
     """
-    key = read_key(config)
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(
-            f"the key in {config.key_variable} has a blank, a line break or another character that no key has"
-        )
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    key = read_secret(config.key_variable)
+    sent = {"Authorization": f"Bearer {key}"} if key else {}
+    for name, variable in config.headers.items():
+        sent[name] = read_secret(variable)
+        if not sent[name]:
+            raise UserError(f"environment variable {variable} is not set: the value of header {name} comes from it")
+    for variable in config.variables:
+        secret = read_secret(variable)
+        if not (secret.isascii() and secret.isprintable()) or (variable == config.key_variable and " " in secret):
+            raise UserError(f"the key in {variable} has a blank, a line break or another character that no key has")
+    return sent
+
+
+def address(config: EndpointConfig, path: str) -> str:
+    """The URL of a request.
+
+    Args:
+        config: the endpoint.
+        path: path below its address, such as `/completions`.
+    """
+    return config.endpoint + path + (f"?{urlencode(config.query)}" if config.query else "")
 
 
 def retry_after(value: str | None) -> float:
@@ -368,13 +388,13 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
         UserError: no answer, the key is not accepted, or the model is not on the list.
     """
     try:
-        response = get_answer(config.endpoint + "/models", headers(config), min(CHECK_SECONDS, config.timeout))
+        response = get_answer(address(config, "/models"), headers(config), min(CHECK_SECONDS, config.timeout))
     except (httpx2.HTTPError, TooLongError, TimeoutError) as error:
         reason = error_without_key(error, config, MESSAGE) or type(error).__name__
         raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
         raise UserError(
-            f"endpoint {config.endpoint} does not accept the key of {config.key_variable}"
+            f"endpoint {config.endpoint} does not accept the key of {' and '.join(config.variables)}"
             f"{'' if headers(config) else ', which is not set'}: {response.status_code}"
         )
     try:

@@ -306,8 +306,8 @@ def fingerprint_model(config: AnyModel) -> dict[str, str]:
 
     Returns:
         "model" (SHA-256 of weights and configuration, including the adapter's), "tokenizer" (of its files, or the
-        GGUF), "dtype" and "quantization" ("none" if unset). For an endpoint, "model" is its name, address, interface
-        and instruction: the weights that it serves under that name are unknown.
+        GGUF), "dtype" and "quantization" ("none" if unset). For an endpoint, "model" is its `identity`: the weights
+        that it serves under that name are unknown.
 
     Raises:
         UserError: a file is missing, or the adapter's record names another base model.
@@ -315,9 +315,7 @@ def fingerprint_model(config: AnyModel) -> dict[str, str]:
     if isinstance(config, ScoredModel):
         return {"model": f"scores of {config.name}", "tokenizer": "none", "dtype": "none", "quantization": "none"}
     if isinstance(config, EndpointConfig):
-        identity = f"{config.name} at {config.endpoint}, {config.api}"
-        identity += f": {config.instruction}" if config.api == "chat" else ""
-        return {"model": identity, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
+        return {"model": config.identity, "tokenizer": "unknown", "dtype": "unknown", "quantization": "none"}
     quieten()
     source = locate(config, weights=True)
     assert source.files is not None

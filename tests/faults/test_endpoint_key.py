@@ -109,8 +109,12 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     def behave(prompt: str, attempt: int) -> str:
         return "500" if prompt.startswith("Text 3 ") else "answer"
 
+    other = "az;harbour-49&bell"
+    monkeypatch.setenv("AZURE_KEY", other)
+    codes += encodings(other).values()
     with openai_server(echo, behave, key=KEY, models=["stub"]) as server:
         model = {"endpoint": server.url, "name": "stub", "backoff": 0.01, "attempts": 2}
+        model |= {"headers": {"api-key": "AZURE_KEY"}}
         code, output, errors = printed(capsys, "run", make_audit(20, 10, model=model, **SETTINGS))
     assert code == 0, errors
     assert server.keys == {f"Bearer {KEY}"}
@@ -118,8 +122,10 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     drawn = rows(tmp_path / "run", str(stage.relative_to(tmp_path / "run/receipts")))
     assert all("***" in text for row in drawn.values() for text in row["continuations"])
     written = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
-    assert {file.name: told(_text_of(file), KEY) for file in written} == {file.name: [] for file in written}
-    assert told(output + errors + caplog.text, KEY) == []
+    assert {sent["api-key"] for sent in server.headers} == {other}
+    for secret in (KEY, other):
+        assert {file.name: told(_text_of(file), secret) for file in written} == {file.name: [] for file in written}
+        assert told(output + errors + caplog.text, secret) == []
 
 
 def _text_of(file: Path) -> str:
@@ -141,18 +147,19 @@ def test_no_child_of_a_run_gets_the_key_and_the_caller_has_it_again(
     make_audit: MakeAudit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEENSET_API_KEY", KEY)
+    monkeypatch.setenv("AZURE_KEY", KEY[::-1])
     seen: list[str] = []
 
     def look(prompt: str, seed: int) -> str:
-        command = [sys.executable, "-c", "import os; print(os.environ.get('SEENSET_API_KEY'))"]
+        command = [sys.executable, "-c", "import os; print(*map(os.environ.get, ['SEENSET_API_KEY', 'AZURE_KEY']))"]
         seen.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
         return " some words of an answer"
 
     with openai_server(look, key=KEY, models=["stub"]) as server:
-        model = {"endpoint": server.url, "name": "stub"}
+        model = {"endpoint": server.url, "name": "stub", "headers": {"api-key": "AZURE_KEY"}}
         audit(make_audit(2, 2, model=model, **SETTINGS), quiet=True)
-    assert set(seen) == {"None"}
-    assert os.environ["SEENSET_API_KEY"] == KEY
+    assert set(seen) == {"None None"}
+    assert (os.environ["SEENSET_API_KEY"], os.environ["AZURE_KEY"]) == (KEY, KEY[::-1])
 
 
 def test_a_key_that_was_withdrawn_is_still_sent_and_forgotten_when_it_is_given_back(

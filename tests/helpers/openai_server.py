@@ -26,6 +26,8 @@ class Said:
     attempts: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)  # choices, by prompt
     keys: set[str | None] = field(default_factory=set)
+    paths: set[str] = field(default_factory=set)
+    headers: list[dict[str, str]] = field(default_factory=list)
     busy: int = 0
     busiest: int = 0
     url: str = ""
@@ -80,6 +82,8 @@ def openai_server(
 
         def allowed(self) -> bool:
             said.keys.add(self.headers.get("Authorization"))
+            said.paths.add(self.path)
+            said.headers.append({name.lower(): value for name, value in self.headers.items()})
             if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
                 self.reply(401, {"error": {"message": f"Incorrect API key: {self.headers.get('Authorization')}"}})
                 return False

@@ -1,6 +1,7 @@
 """The client of an endpoint keeps its limits, and tells what one document brought about from what befalls all."""
 
 import asyncio
+import datetime
 import email.utils
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
 from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
+from pipeline.models.load import fingerprint_model
 from pipeline.plan.description import build_config
 from pipeline.stages.ask_log_probs import STOPS, PromptRequest, ask_prompt
 from pipeline.stages.base import DocumentSize, Questions
@@ -143,6 +145,77 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
     monkeypatch.delenv("SEENSET_API_KEY")
     with openai_server(models=None) as server:
         assert check_endpoint(config(server.url))  # a server without a list is taken at its word
+
+
+AZURE = {
+    "headers": {"api-key": "AZURE_KEY", "X-Project": "PROJECT"},
+    "query": {"api-version": datetime.date(2024, 10, 21), "page": 2},
+    "extra": {"reasoning_effort": "minimal", "min_p": 0.1, "chat_template_kwargs": {"enable_thinking": False}},
+    "key_variable": "NOT_SET_ANYWHERE",
+}
+
+
+def test_headers_query_and_extra_are_sent_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_KEY", KEY)
+    monkeypatch.setenv("PROJECT", "harbour")
+    with openai_server(models=["stub"]) as server:
+        asked = config(server.url, **AZURE)
+        check_endpoint(asked)
+        ask(asked, ["a"])
+    assert server.paths == {f"/v1/{name}?api-version=2024-10-21&page=2" for name in ("models", "completions")}
+    assert [(sent["api-key"], sent["x-project"]) for sent in server.headers] == [(KEY, "harbour")] * 2
+    assert server.keys == {None}
+    assert server.bodies == [{"model": "stub", "prompt": "a", "n": 1, "seed": 3, **asked.extra}]
+    assert hash(asked) == hash(config(server.url, **AZURE))
+    monkeypatch.delenv("PROJECT")
+    with pytest.raises(UserError, match="environment variable PROJECT is not set: the value of header X-Project comes"):
+        check_endpoint(asked)
+
+
+def test_names_of_headers_query_and_extra_change_the_fingerprint_and_values_of_headers_do_not() -> None:
+    url = "http://127.0.0.1:9/v1"
+    plain = fingerprint_model(config(url))
+    others = [
+        config(url, headers={"api-key": "AZURE_KEY"}),
+        config(url, query={"api-version": "1"}),
+        config(url, query={"api-version": "2"}),
+        config(url, extra={"min_p": 0.1}),
+        config(url, extra={"min_p": 0.2}),
+    ]
+    assert len({one["model"] for one in (plain, *map(fingerprint_model, others))}) == 6
+    again = config(url, headers={"api-key": "OTHER_KEY"})
+    assert fingerprint_model(again) == fingerprint_model(others[0])
+    assert plain["model"] == f"stub at {url}, completions"
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        (
+            {"headers": {"api-key": "sk-sesame"}},
+            "header api-key must have the name of an environment variable in capitals",
+        ),
+        (
+            {"headers": {"Authorization": "KEY"}},
+            "header Authorization is set with every request: the key of key_variable",
+        ),
+        ({"headers": {"Content-Type": "KEY"}}, "header Content-Type is set with every request"),
+        ({"headers": {"a b": "KEY"}}, "'a b' is no name of a header"),
+        ({"query": {"api_key": "sk-sesame"}}, "may not have api_key: keys come from the environment alone"),
+        ({"extra": {"temperature": 0.3}}, "may not have temperature, which requests set themselves"),
+        ({"extra": {"stream": True}}, "may not have stream"),
+        ({"extra_body": {"min_p": 0.3}}, "did you mean 'extra'?"),
+        ({"api_version": "1"}, "did you mean 'query'?"),
+    ],
+)
+def test_what_requests_may_not_have_is_refused_by_name(given: dict[str, Any], part: str) -> None:
+    model = {"endpoint": "http://127.0.0.1:9/v1", "name": "stub", **given}
+    described = {"run": "run", "model": model, "corpus": {"audit": {"path": "a"}}, "detectors": ["samia"]}
+    with pytest.raises(UserError) as caught:
+        build_config(described)
+    assert part in str(caught.value)
+    assert "sk-sesame" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
