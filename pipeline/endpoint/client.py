@@ -13,9 +13,7 @@ import email.utils
 import json
 import math
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,21 +26,25 @@ from tenacity.wait import wait_random_exponential
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.api_keys import error_without_key, masked, read_secret, without_key
+from pipeline.endpoint.transport import (
+    Received,
+    TooLongError,
+    exchange,
+    get_answer,
+    longest_answer,
+    open_client,
+    proxy_note,
+)
 from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+OF_A_PROXY = frozenset({403, 407, 502, 503, 504})  # statuses that a proxy answers itself
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
 FIRST_REFUSALS = 3  # refusals before the first answer after which the run ends
 CHECK_SECONDS = 30.0
 MESSAGE = 200  # characters of an endpoint's error message that are shown
 MOST_COUNTED = 1 << 31  # numbers of tokens from here on are no counts
 Parsed = TypeVar("Parsed")
-
-PLAIN_BYTES, TOKEN_BYTES, MOST_BYTES = 1 << 20, 1 << 12, 1 << 26
-"""Maximum bytes of an answer without its tokens; per token, with its alternatives; of any answer."""
-
-_UNPACK_ANY = 47  # zlib or gzip, recognised by the first bytes
-_PACKINGS = "gzip, deflate"
 
 
 class Fault(Exception):
@@ -95,9 +97,8 @@ class Endpoint:
         self._released = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
         self._next = 0.0  # earliest start of the next request
-        limits = httpx2.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency)
-        timeout = httpx2.Timeout(config.timeout)
-        self._client = httpx2.AsyncClient(headers=headers(config), limits=limits, timeout=timeout)
+        self._client = open_client(config.endpoint, headers(config), config.timeout, config.concurrency)
+        self._proxy = proxy_note(self._client, config.endpoint)
 
     async def __aenter__(self) -> Endpoint:
         return self
@@ -188,10 +189,10 @@ class Endpoint:
         except (TimeoutError, httpx2.TimeoutException):
             raise Fault(f"no answer within {self.config.timeout:g} s") from None
         except httpx2.ConnectError as error:
-            raise Fault(f"no connection: {without_key(str(error), self.config)}", paid=False) from None
+            raise Fault(f"no connection: {without_key(str(error), self.config)}{self._proxy}", paid=False) from None
         except httpx2.HTTPError as error:
             reason = error_without_key(error, self.config, MESSAGE) or type(error).__name__
-            raise Fault(f"connection broken: {reason}") from None
+            raise Fault(f"connection broken: {reason}{self._proxy}") from None
         except TooLongError as error:
             raise Fault(str(error)) from None
         self._raise_for_status(response)
@@ -208,7 +209,7 @@ class Endpoint:
         status = response.status_code
         if status == 200:
             return
-        reason = f"{status} {self._error_message(response)}"
+        reason = f"{status} {self._error_message(response)}{self._proxy if status in OF_A_PROXY else ''}"
         name, where = self.config.name, self.config.endpoint
         if status in (401, 403):
             raise StopError(
@@ -395,7 +396,7 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
     if response.status_code in (401, 403):
         raise UserError(
             f"endpoint {config.endpoint} does not accept the key of {' and '.join(config.variables)}"
-            f"{'' if headers(config) else ', which is not set'}: {response.status_code}"
+            f"{'' if headers(config) else ', which is not set'}: {response.status_code}{response.proxy}"
         )
     try:
         entries = response.json()["data"] if response.status_code == 200 else []
@@ -425,104 +426,3 @@ async def run_concurrently(items: Iterable[Item], work: Callable[[Item], Awaitab
         for task in workers:
             task.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-
-
-class TooLongError(Exception):
-    """An answer exceeds the limit of its request, or has a compression that was not offered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """The complete answer to a request."""
-
-    status_code: int
-    headers: Mapping[str, str]
-    content: bytes
-
-    @property
-    def text(self) -> str:
-        """The content as text."""
-        return self.content.decode("utf-8", "replace")
-
-    def json(self) -> Any:
-        """The content as a JSON value.
-
-        Raises:
-            ValueError: it is not JSON.
-        """
-        return json.loads(self.content)
-
-
-def longest_answer(tokens: int) -> int:
-    """Maximum bytes of an answer with `tokens` tokens of the prompt and the continuations."""
-    return min(MOST_BYTES, PLAIN_BYTES + TOKEN_BYTES * tokens)
-
-
-async def exchange(
-    client: httpx2.AsyncClient, method: str, url: str, most: int, body: Mapping[str, Any] | None = None
-) -> Received:
-    """Send a request and read its answer.
-
-    Args:
-        client: HTTP client.
-        method: GET or POST.
-        url: URL of the request.
-        most: maximum bytes of the answer, compressed and decompressed.
-        body: JSON values; None for no body.
-
-    Raises:
-        TooLongError: the answer is longer; the connection is closed.
-        httpx2.HTTPError: there is no answer.
-    """
-    headers = {"Accept-Encoding": _PACKINGS}
-    async with client.stream(method, url, json=body, headers=headers) as response:
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.aiter_raw():
-            parts.append(part)
-            size += len(part)
-            if size > most:
-                raise TooLongError(f"answer is longer than {most:,} bytes")
-        packing = response.headers.get("content-encoding", "identity").strip().lower()
-        return Received(response.status_code, response.headers, _unpacked(b"".join(parts), packing, most))
-
-
-def get_answer(url: str, headers: Mapping[str, str], seconds: float, most: int = MOST_BYTES) -> Received:
-    """The answer to a GET request, callable inside and outside of an event loop.
-
-    Args:
-        url: URL of the request.
-        headers: headers of the request.
-        seconds: maximum total time.
-        most: maximum bytes of the answer.
-
-    Raises:
-        TimeoutError: there was no answer in time.
-        TooLongError: the answer is longer.
-        httpx2.HTTPError: there is no answer.
-    """
-
-    async def ask() -> Received:
-        try:
-            async with asyncio.timeout(seconds), httpx2.AsyncClient(headers=headers, timeout=seconds) as client:
-                return await exchange(client, "GET", url, most)
-        except TimeoutError:
-            raise TimeoutError(f"no answer within {seconds:g} s") from None
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, ask()).result()
-
-
-def _unpacked(data: bytes, packing: str, most: int) -> bytes:
-    if packing in ("identity", ""):
-        return data
-    if packing not in ("gzip", "x-gzip", "deflate"):
-        raise TooLongError(f"answer is packed as {packing[:20]!r}; {_PACKINGS} were offered")
-    unpacking = zlib.decompressobj(_UNPACK_ANY)
-    try:
-        content = unpacking.decompress(data, most + 1)
-    except zlib.error:
-        raise TooLongError(f"answer is not the {packing} that it says") from None
-    if len(content) > most:
-        raise TooLongError(f"answer is longer than {most:,} bytes")
-    return content

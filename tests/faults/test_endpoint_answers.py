@@ -15,15 +15,8 @@ import zstandard
 from bounded_memory import run_within
 
 from pipeline.config.models import EndpointConfig
-from pipeline.endpoint.client import (
-    MOST_BYTES,
-    Endpoint,
-    Fault,
-    Refusal,
-    Usage,
-    check_endpoint,
-    longest_answer,
-)
+from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
+from pipeline.endpoint.transport import MOST_BYTES, longest_answer
 from pipeline.errors import UserError
 
 
