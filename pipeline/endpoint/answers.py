@@ -87,6 +87,14 @@ class Question:
             self.answers.add(self.spent, settles=self.key, **answer)
 
 
+def stored_answers(store: Store, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The answers in a folder for which there is no receipt yet, each with the id of its shard, in order."""
+    for name in sorted(store.names(folder, ".jsonl")):
+        for line in _lines(store, f"{folder}/{name}"):
+            if "row" in line:
+                yield name.split(".")[0], line
+
+
 def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:
     """Usage of the endpoint of a stage by a run so far, from receipts and from answers without a receipt.
 

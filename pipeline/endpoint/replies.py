@@ -7,19 +7,24 @@ reply and its document only, so it is one rule for the documents of every role.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from pipeline.endpoint.client import Fault
 from pipeline.endpoint.refusals import VERSION, is_refusal
-from pipeline.errors import one_line
+from pipeline.errors import ExitCode, StopError, one_line
 
 RULES = f"1.{VERSION}"
 """Version of the rules for replies and refusals; it is part of the fingerprint of draws."""
+
+FIRST = 5
+"""Documents without an answer, before any has one, after which a run stops."""
 
 SHOWN = 200
 """Characters of a refusal that are kept."""
@@ -242,6 +247,11 @@ class DrawnReplies:
         """Number of draws, answers or not."""
         return len(self.texts)
 
+    @property
+    def answered(self) -> bool:
+        """Whether a draw is an answer."""
+        return any(text is not None for text in self.texts)
+
     def add(self, replies: Iterable[Reply]) -> DrawnReplies:
         """Add replies, the next draws; these alone."""
         more = DrawnReplies()
@@ -260,7 +270,7 @@ class DrawnReplies:
 
     def problem(self, draws: int) -> str | None:
         """Why none of the first `draws` draws is an answer, in words; None if one is."""
-        if any(text is not None for text in self.texts[:draws]):
+        if DrawnReplies(self.texts[:draws]).answered:
             return None
         counts = counted_kinds(Counter(str(one["kind"]) for one in self.replies if one["draw"] < draws))
         shown = next((one["text"] for one in self.replies if one["text"]), "")
@@ -273,3 +283,92 @@ def count_kinds(rows: Iterable[Mapping[str, Any]], draws: int) -> dict[str, int]
     """ReplyKind -> number of the first `draws` draws of all rows that are no plain answer."""
     counts = Counter(one["kind"] for row in rows for one in row.get("replies") or () if one["draw"] < draws)
     return dict(sorted(counts.items()))
+
+
+# --- the start of a run
+
+_REMEDIES = {
+    ReplyKind.REASONING: (
+        "the model spends its tokens on reasoning: switch it off at the endpoint, or give a draw 1,024 tokens by "
+        "candidate_words: all"
+    ),
+    ReplyKind.REFUSAL: "the model refuses to continue texts: change instruction, or take api: completions",
+    ReplyKind.FILTERED: "a filter of the endpoint stops its replies: switch it off there",
+    ReplyKind.EMPTY: "its replies are empty: check api and name",
+}
+
+
+class FirstDocuments:
+    """The documents that an endpoint is asked about until one of them has an answer: `FIRST` at a time.
+
+    If none has, the run stops before it has paid for others.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Start with no document; `address` is that of the endpoint, for messages."""
+        self.address = address
+        self.over = False  # whether a document has an answer, or all may lack one
+        self._held = 0  # documents under way and without an answer
+        self._kinds: Counter[str] = Counter()  # of the replies
+        self._shown = ""  # the first refusal
+        self._unanswered = 0
+        self._changed = asyncio.Condition()
+        self._noting, self._noted = threading.Lock(), False
+
+    def note_earlier(self, read: Callable[[], Sequence[DrawnReplies]]) -> None:
+        """Note the documents of earlier commands of which all draws are known, once, in any thread.
+
+        Args:
+            read: reads their draws.
+
+        Raises:
+            StopError: as `leave`.
+        """
+        with self._noting:
+            if not self._noted and not self.over:
+                for draws in read():
+                    self._held += not draws.answered
+                    self._note(draws)
+            self._noted = True
+        self._check()
+
+    async def enter(self) -> None:
+        """Wait until another document may be asked about."""
+        async with self._changed:
+            while not self.over and self._held >= FIRST:
+                await self._changed.wait()
+            self._held += 1
+
+    async def leave(self, draws: DrawnReplies | None) -> None:
+        """Note the draws of a document; None: the endpoint failed.
+
+        Raises:
+            StopError: `FIRST` documents have no answer, and none has one.
+        """
+        async with self._changed:
+            if draws is None:
+                self._held -= 1
+            else:
+                self._note(draws)
+            self._changed.notify_all()
+        self._check()
+
+    def _note(self, draws: DrawnReplies) -> None:
+        if draws.answered:
+            self.over = True
+        else:
+            self._unanswered += 1
+            self._kinds.update(one["kind"] for one in draws.replies)
+            self._shown = self._shown or next((one["text"] for one in draws.replies if one["text"]), "")
+
+    def _check(self) -> None:
+        if self.over or self._unanswered < FIRST:
+            return
+        kind = ReplyKind(self._kinds.most_common(1)[0][0])
+        shown = f", the first: {self._shown}" if kind == ReplyKind.REFUSAL and self._shown else ""
+        raise StopError(
+            f"endpoint {self.address}: none of the first {FIRST} documents has an answer ({counted_kinds(self._kinds)}"
+            f"{shown}); {_REMEDIES[kind]}; these replies are kept, and no other document was asked about "
+            "(error_budget: 1 lets a run go on)",
+            ExitCode.INCOMPLETE,
+        )

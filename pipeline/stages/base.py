@@ -28,6 +28,7 @@ from pipeline.detectors.registry import parse_detectors
 from pipeline.endpoint.answers import Answers
 from pipeline.endpoint.client import Endpoint, Usage, run_concurrently
 from pipeline.endpoint.parameters import Adjustments, SampleRequest
+from pipeline.endpoint.replies import FirstDocuments
 from pipeline.errors import UserError, error_line
 from pipeline.models.checkpoints import dtype_name, locate, read_model_config
 from pipeline.models.devices import CPU, Device, check_device, compute_as
@@ -262,6 +263,7 @@ class SharedEndpoint:
         self.client = Endpoint(config, spent)
         self.form: Any = None  # how the endpoint returns log-probabilities, once known
         self.choosing = asyncio.Lock()
+        self.start = FirstDocuments(config.endpoint)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="seenset-endpoint", daemon=True)
         self._thread.start()

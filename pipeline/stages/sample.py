@@ -30,6 +30,7 @@ from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import Continued
 from pipeline.detectors.registry import needed_continuations
 from pipeline.detectors.samia import prefix_and_reference
+from pipeline.endpoint.answers import stored_answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.endpoint.parameters import PROBE_TEXT, PROBE_TOKENS, Adjustments, SampleRequest, check_still_taken
 from pipeline.endpoint.replies import RULES, DrawnReplies, read_replies
@@ -47,15 +48,18 @@ from pipeline.stages.base import (
     Output,
     Placement,
     Questions,
+    SharedEndpoint,
     Stage,
     StageKind,
     StagePlan,
     Window,
     rows_schema,
+    without,
 )
 from pipeline.stages.chat_scoring import chat_settings
 from pipeline.stages.process import earlier_rows
 from pipeline.store.files import Store
+from pipeline.store.receipts import json_digest, read_receipts
 
 WINDOW_DOCUMENTS = 64
 ENDPOINT_WINDOW = Window(4096, 1 << 23)
@@ -302,8 +306,8 @@ class ChatSampler(Sampler):
 class EndpointSampler:
     """Requests the missing draws of a shard. A draw that is no answer is not requested again."""
 
-    def __init__(self, stage: Stage, placement: Placement) -> None:
-        """Prepare."""
+    def __init__(self, stage: Stage, placement: Placement, *, patient: bool = False) -> None:
+        """Prepare; `patient`: whether the run goes on where the first documents have no answer."""
         self.stage = stage
         self.settings: SampleSettings = stage.settings
         assert stage.endpoint is not None
@@ -311,6 +315,9 @@ class EndpointSampler:
         self.endpoint = placement.endpoint
         dropped = ("n", None) in (self.settings.parameters or Adjustments()).names
         self.choices = 1 if dropped else self.model.choices
+        self._rows_of = json_digest(without(stage.fingerprint, stage.grows))[:16]  # of any shard
+        if patient and self.endpoint is not None:
+            self.endpoint.start.over = True
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
@@ -323,14 +330,30 @@ class EndpointSampler:
             draws = stored.setdefault((line["row"], line["text"]), stored_draws(line["row"], output))
             if line["draw"] == len(draws):
                 draws.extend(line["texts"], line["replies"])
+        if self.endpoint is not None:
+            self.endpoint.start.note_earlier(partial(self._earlier, store))
         return stored
+
+    def _earlier(self, store: Store) -> list[DrawnReplies]:
+        """The draws of documents that earlier commands asked about: of a finished shard one with an answer, if any."""
+        parent = self.stage.name.rpartition("/")[0]
+        stages = [f"{parent}/{name}" for name in store.names(f"receipts/{parent}") if name.isdigit()]
+        if any(receipt.n_scored for stage in stages for receipt in read_receipts(store, stage)):
+            return [DrawnReplies([""])]
+        documents: dict[tuple[str, int, str], DrawnReplies] = {}
+        for shard, line in stored_answers(store, self.stage.folder):
+            draws = documents.setdefault((shard, line["row"], line["text"]), DrawnReplies())
+            if line["draw"] == len(draws) and line.get("rows_of") == self._rows_of:
+                draws.extend(line["texts"], line["replies"])
+        return [draws for draws in documents.values() if draws.answered or len(draws) >= self.settings.draws]
 
     def filed(self, row: Mapping[str, Any], text: str) -> Iterator[dict[str, Any]]:
         """The draws of an existing row, one answer each; the first ones may be in a file that it extends."""
         replies = row["replies"] or ()
         for draw, continuation in enumerate(row["continuations"] or ()):
             of_draw = [one for one in replies if one["draw"] == draw]
-            yield {"row": row["row"], "text": text, "draw": draw, "texts": [continuation], "replies": of_draw}
+            place = {"row": row["row"], "text": text, "draw": draw, "rows_of": self._rows_of}
+            yield {**place, "texts": [continuation], "replies": of_draw}
 
     def prepare(self, documents: list[Document], inputs: StoredDraws, output: Output) -> list[Entry]:
         """Split documents with their existing draws."""
@@ -354,12 +377,21 @@ class EndpointSampler:
         """Request the missing draws."""
         assert self.endpoint is not None
         missing = [entry.work for entry in batch]
-        self.endpoint.each(missing, partial(self._ask, output=output, endpoint=self.endpoint.client))
+        self.endpoint.each(missing, partial(self._draw, output=output, endpoint=self.endpoint))
 
-    async def _ask(self, missing: tuple[Task, DrawnReplies], output: Output, endpoint: Endpoint) -> None:
-        """Request draws until the document has all: endpoints may return fewer than requested."""
-        assert output.answers is not None
+    async def _draw(self, missing: tuple[Task, DrawnReplies], output: Output, endpoint: SharedEndpoint) -> None:
+        """Request the missing draws of a document; at the start of a run, of few documents at a time."""
         task, draws = missing
+        if len(draws) >= self.settings.draws:  # noted, and nothing is asked
+            await self._ask(task, draws, output, endpoint.client)
+            return
+        await endpoint.start.enter()
+        complete = await self._ask(task, draws, output, endpoint.client)
+        await endpoint.start.leave(draws if complete else None)
+
+    async def _ask(self, task: Task, draws: DrawnReplies, output: Output, endpoint: Endpoint) -> bool:
+        """Request draws until the document has all: endpoints may return fewer than requested; False: one failed."""
+        assert output.answers is not None
         read = partial(read_replies, api=self.model.api, document=f"{task.prefix}\n{task.reference}")
         while len(draws) < self.settings.draws:
             question, more = output.answers.ask(), DrawnReplies()
@@ -376,14 +408,16 @@ class EndpointSampler:
                     await check_still_taken(endpoint, _sample_request(self.stage), parameters, error, bill)
                 keep_replies(task, draws, output)
                 output.refuse(task.document, Reason.MODEL_ERROR, f"endpoint: {error}")
-                return
+                return False
             finally:  # the cost is known in any case
                 output.tokens += question.spent.tokens
                 place = {"row": task.document.row, "text": text_digest(task.document.text), "draw": first}
-                answer = {**place, "texts": more.texts, "replies": more.replies} if more.texts else {}
+                drawn = {"texts": more.texts, "replies": more.replies, "rows_of": self._rows_of}
+                answer = {**place, **drawn} if more.texts else {}
                 question.finish(**answer)
         keep_replies(task, draws, output)
         self._refuse_unanswered(task.document, draws, output)
+        return True
 
     def _refuse_unanswered(self, document: Document, draws: DrawnReplies, output: Output) -> None:
         """Refuse a document of which no draw is an answer."""
@@ -457,7 +491,9 @@ def _sample_request(stage: Stage) -> SampleRequest:
 
 def _stages(wanted: StagePlan, earlier: Sequence[Stage]) -> list[Stage]:
     endpoint = wanted.config.model if isinstance(wanted.config.model, EndpointConfig) else None
-    texts, chats = (Sampler, ChatSampler) if endpoint is None else (EndpointSampler, ChatEndpointSampler)
+    patient = wanted.config.error_budget >= 1
+    local, asking = (Sampler, ChatSampler), (EndpointSampler, ChatEndpointSampler)
+    texts, chats = local if endpoint is None else (partial(one, patient=patient) for one in asking)
     return [
         wanted.stage(
             settings.stage,

@@ -14,7 +14,7 @@ from pipeline.detectors.samia import prefix_and_reference, samia_score
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Fault
 from pipeline.endpoint.replies import Reply, ReplyKind, cut_reasoning, read_replies
-from pipeline.errors import StopError
+from pipeline.errors import ExitCode, StopError
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -254,16 +254,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes_and_pays_nothing_twice
     make_audit: MakeAudit, tmp_path: Path
 ) -> None:
     with openai_server(respond=respond, models=["stub"]) as server:
-        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **SETTINGS)
-        for limit in (19, 42):
-            with pytest.raises(StopError, match=r"model\.budget\.requests"):
-                run(path, f"model.budget.requests={limit}")
-        lines = [
+        whole = {"cluster": "local", "shard_bytes": 100_000}
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **{**SETTINGS, "resources": whole})
+        with pytest.raises(StopError, match=r"model\.budget\.requests"):
+            run(path, "model.budget.requests=25")
+        stored = [
             json.loads(line)
             for file in (tmp_path / "run/samples").rglob("*.jsonl")
             for line in file.read_text().splitlines()
         ]
-        assert any(one["kind"] == "refusal" for line in lines for one in line.get("replies", ()))
+        assert any(one["kind"] == "refusal" for line in stored for one in line.get("replies", ()))
+        with pytest.raises(StopError, match=r"model\.budget\.requests"):
+            run(path, "model.budget.requests=40")
         run(path)
         assert len(server.bodies) == 28 * 3
         store = Store(str(tmp_path / "run"))
@@ -324,3 +326,79 @@ def test_the_last_answer_of_a_chat_follows_the_same_rule(tmp_path: Path) -> None
     drawn = rows(tmp_path / "run", "sample/answer_t1_k50_p1_reference/4")
     assert drawn["audit-0"]["continuations"][0].startswith("words ")
     assert {one["kind"] for one in drawn["audit-0"]["replies"]} == {"reasoning_cut"}
+
+
+# --- the start of a run
+
+
+@pytest.mark.parametrize(
+    ("content", "finish", "api", "kind", "remedy"),
+    [
+        ("<think>What next?", "length", "chat", "20 reasoning without an answer", "spends its tokens on reasoning"),
+        (REFUSED, "stop", "chat", f"20 refusals, the first: {REFUSED}", "change instruction"),
+        (None, "content_filter", "completions", "20 stopped by a filter", "switch it off there"),
+        ("", "stop", "completions", "20 without text", "check api and name"),
+    ],
+)
+def test_five_documents_without_an_answer_stop_a_run_that_pays_for_no_other(
+    make_audit: MakeAudit, tmp_path: Path, content: str | None, finish: str, api: str, kind: str, remedy: str
+) -> None:
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        made = [choice(content, api, finish)] * body["n"]
+        return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+
+    one_worker = {"cluster": "local", "shard_bytes": 700, "actors": 1}
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": [], "resources": one_worker}
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, api, concurrency=16), **given)
+        for _ in range(2):
+            with pytest.raises(StopError) as caught:
+                run(path)
+            assert f"none of the first 5 documents has an answer ({kind}); " in str(caught.value)
+            assert remedy in str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert caught.value.exit_code == ExitCode.INCOMPLETE
+            assert len(server.bodies) == 5, "one request each; the second run asks for nothing"
+        spent = spent_before(Store(str(tmp_path / "run")), STAGE, ANSWER_FOLDERS)
+        assert (spent.requests, spent.tokens) == (5, 5 * 14)
+        outcome = run(path, "error_budget=1")
+        assert (outcome.status.scored, outcome.status.quarantined) == (0, 28)
+        assert len(server.bodies) == 28
+
+
+def test_a_run_goes_on_once_a_document_has_an_answer(make_audit: MakeAudit, tmp_path: Path) -> None:
+    """Whether it has one in this command, in an earlier one, or in a finished shard."""
+    answering = {3}
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        text = "some words of it" if PREFIXES.index(prompt_of(body)) in answering else REFUSED
+        made = [choice(text, "completions")] * body["n"]
+        return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **given)
+        with pytest.raises(StopError, match=r"model\.budget\.requests"):
+            run(path, "model.budget.requests=7")
+        with pytest.raises(StopError, match=r"model\.budget\.requests"):
+            run(path, "model.budget.requests=24")
+        finished = sum(receipt.n_in for receipt in read_receipts(Store(str(tmp_path / "run")), STAGE))
+        assert 0 < finished < 28
+        outcome = run(path)
+        assert (outcome.status.scored, outcome.status.quarantined) == (1, 27)
+        assert len(server.bodies) == 28
+
+
+def test_a_document_that_an_endpoint_fails_counts_neither_way(make_audit: MakeAudit) -> None:
+    def respond(body: dict[str, Any]) -> Any:
+        if PREFIXES.index(prompt_of(body)) % 2 == 0:
+            return 400, {"error": {"message": "not this"}}
+        return {"choices": [choice(REFUSED, "completions")] * body["n"], "usage": {}}
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **given)
+        with pytest.raises(StopError, match="none of the first 5 documents has an answer"):
+            run(path)
+        refused = [body for body in server.bodies if PREFIXES.index(prompt_of(body)) % 2]
+        assert len(refused) == 5
