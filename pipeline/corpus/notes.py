@@ -1,4 +1,4 @@
-"""Notes on input files: what a reader, or a chat template, completed, left out or doubts, counted for each input.
+"""Notes on input files: what a reader, a chat template or an endpoint completed, left out or doubts, by input.
 
 A note never changes a document. `plan` shows all of them; those that doubt the documents are on the page too.
 """
@@ -84,6 +84,22 @@ def _unread_tools(name: str, count: int, row: int) -> str:
     )
 
 
+def _left_out_draws(name: str, count: int, row: int) -> str:
+    verb = "draw is" if count == 1 else "draws are"
+    return (
+        f"{count:,} {verb} no answer of the endpoint in {name} (first: row {row:,}), such as refusals: they are left "
+        "out, by one rule in every role"
+    )
+
+
+def _cut_reasoning(name: str, count: int, row: int) -> str:
+    verb = "draw begins" if count == 1 else "draws begin"
+    return (
+        f"{count:,} {verb} with reasoning of the endpoint in {name} (first: row {row:,}): it is cut, and the text "
+        "behind it is scored"
+    )
+
+
 SHORT_RECORDS = NoteKind("short_records", False, _short_records)
 """Records of CSV files that lack last fields."""
 
@@ -111,11 +127,18 @@ TAGS_ALONE = NoteKind("tags_alone", True, _tags_alone)
 UNREAD_TOOLS = NoteKind("unread_tools", True, _unread_tools)
 """Chats with tools, which the chat template does not read."""
 
+LEFT_OUT_DRAWS = NoteKind("left_out_draws", True, _left_out_draws)
+"""Draws of an endpoint that are no answer."""
+
+CUT_REASONING = NoteKind("cut_reasoning", True, _cut_reasoning)
+"""Draws of an endpoint that begin with reasoning."""
+
 _KINDS = {
     kind.name: kind
     for kind in (
         *(ROWS_IN_FIELD, HEADER_AGAIN, SHORT_RECORDS, SURPLUS_FIELDS, HIDDEN_MEMBERS),
         *(CONTROL_TOKENS, REMOVED_PIECES, TAGS_ALONE, UNREAD_TOOLS),
+        *(CONTROL_TOKENS, REMOVED_PIECES, LEFT_OUT_DRAWS, CUT_REASONING),
     )
 }
 

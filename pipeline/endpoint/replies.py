@@ -272,17 +272,16 @@ class DrawnReplies:
         """Why none of the first `draws` draws is an answer, in words; None if one is."""
         if DrawnReplies(self.texts[:draws]).answered:
             return None
-        counts = counted_kinds(Counter(str(one["kind"]) for one in self.replies if one["draw"] < draws))
+        counts = counted_kinds(count_kinds(self.replies, draws))
         shown = next((one["text"] for one in self.replies if one["text"]), "")
         first = f"; the first: {shown}" if shown else ""
         number = "its only draw is no answer" if draws == 1 else f"none of its {draws} draws is an answer"
         return f"{number}: {counts}{first}"
 
 
-def count_kinds(rows: Iterable[Mapping[str, Any]], draws: int) -> dict[str, int]:
-    """ReplyKind -> number of the first `draws` draws of all rows that are no plain answer."""
-    counts = Counter(one["kind"] for row in rows for one in row.get("replies") or () if one["draw"] < draws)
-    return dict(sorted(counts.items()))
+def count_kinds(replies: Iterable[Mapping[str, Any]], draws: int) -> Counter[str]:
+    """Kind -> number of the first `draws` draws of a document that are no plain answer."""
+    return Counter(str(one["kind"]) for one in replies if one["draw"] < draws)
 
 
 # --- the start of a run

@@ -18,11 +18,13 @@ from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH_KIND, SKETCH_TYPE
+from pipeline.corpus.notes import CUT_REASONING, LEFT_OUT_DRAWS
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, count_draws
+from pipeline.endpoint.replies import ReplyKind, count_kinds
 from pipeline.errors import UserError
 from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.load import LanguageModel, open_model
@@ -281,6 +283,7 @@ class Scorer:
         """Tokenize documents for every pass; too short documents and those refused by an earlier stage are refused."""
         usable = []
         for document in documents:
+            self._note_replies(document, inputs, output)
             if (refusal := inputs.refusal(document.row)) is not None:
                 output.refuse(document, *refusal)
             else:
@@ -330,6 +333,15 @@ class Scorer:
             )
             entries.append(Entry(replace(document, text="", chat=None), len(prepared.ids[FORWARD]), prepared))
         return entries
+
+    def _note_replies(self, document: Document, inputs: Inputs, output: Output) -> None:
+        """Count the draws of an endpoint that are no answer, or begin with reasoning."""
+        for continued, rows in inputs.continuations.items():
+            draws = self.samples[continued].settings.draws
+            kinds = count_kinds(rows.get(document.row, {}).get("replies") or (), draws)
+            for note, count in ((CUT_REASONING, kinds.pop(ReplyKind.CUT, 0)), (LEFT_OUT_DRAWS, kinds.total())):
+                if count:
+                    output.notes.add(note, document.row, count)
 
     def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of documents, and the parts of their texts that the tokens cover."""

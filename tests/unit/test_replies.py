@@ -8,13 +8,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from scipy.stats import binom
 
+from pipeline.checks.answered import LEVEL, difference_p
 from pipeline.detectors.continuations import cdd_score, coverage_score
 from pipeline.detectors.samia import prefix_and_reference, samia_score
 from pipeline.endpoint.answers import spent_before
 from pipeline.endpoint.client import Fault
 from pipeline.endpoint.replies import Reply, ReplyKind, cut_reasoning, read_replies
 from pipeline.errors import ExitCode, StopError
+from pipeline.results.summary import read_summary
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
@@ -402,3 +405,51 @@ def test_a_document_that_an_endpoint_fails_counts_neither_way(make_audit: MakeAu
             run(path)
         refused = [body for body in server.bodies if PREFIXES.index(prompt_of(body)) % 2]
         assert len(refused) == 5
+
+
+def test_a_difference_between_the_shares_of_both_roles_is_named(make_audit: MakeAudit, tmp_path: Path) -> None:
+    texts = {role: [sentence(first + i) for i in range(30)] for role, first in (("audit", 0), ("unseen", 500))}
+    prefixes = {role: [prefix_and_reference(text)[0] for text in some] for role, some in texts.items()}
+
+    def summary(name: str, refused: set[str]) -> Any:
+        def respond(body: dict[str, Any]) -> dict[str, Any]:
+            text = REFUSED if prompt_of(body) in refused else f"<think>So</think>some words of {body['seed'] % 9}"
+            made = [choice(text, "completions")] * body["n"]
+            return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+
+        with openai_server(respond=respond, models=["stub"]) as server:
+            given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}]}
+            run(make_audit(texts["audit"], texts["unseen"], model=model(server.url), **given), f"run={tmp_path / name}")
+        return read_summary(Store(str(tmp_path / name)), "members")
+
+    more = summary("more", set(prefixes["audit"][15:27]))
+    assert more.n_quarantined == 12
+    check = more.diagnostics.answered
+    numbers = (check.n_audit, check.n_audit_unanswered, check.n_calibration, check.n_calibration_unanswered)
+    assert numbers == (30, 12, 30, 0)
+    assert check.outcome == "inconclusive"
+    assert 1e-5 < check.p < 1e-3
+    assert "Audited documents lack one more often than chance explains" in check.sentence
+    assert more.conclusion != "contradicted", "by this check"
+    page = (tmp_path / "more/report/report.html").read_text()
+    assert "48 draws are no answer of the endpoint" in page
+    assert "draws begin with reasoning of the endpoint" in page
+    assert "Documents without an answer" in page
+    alike = summary("alike", {*prefixes["audit"][3:6], *prefixes["unseen"][8:10]}).diagnostics.answered
+    assert (alike.outcome, alike.n_audit_unanswered, alike.n_calibration_unanswered) == ("passed", 3, 2)
+    assert "Chance explains the difference" in alike.sentence
+    none = summary("none", set())
+    assert none.diagnostics.answered is None
+    assert "answered" not in none.model_dump(mode="json")["diagnostics"]
+
+
+def test_the_exact_test_of_two_shares_keeps_its_level() -> None:
+    """All pairs of counts at a common share, weighted by their probabilities."""
+    for total, other, share in ((30, 20, 0.3), (50, 50, 0.05), (12, 40, 0.5)):
+        wrong = sum(
+            binom.pmf(ones, total, share) * binom.pmf(others, other, share)
+            for ones in range(total + 1)
+            for others in range(other + 1)
+            if difference_p(ones, total, others, other) <= LEVEL
+        )
+        assert 0 < wrong <= LEVEL
