@@ -89,10 +89,10 @@ class Question:
 
 def stored_answers(store: Store, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The answers in a folder for which there is no receipt yet, each with the id of its shard, in order."""
-    for name in sorted(store.names(folder, ".jsonl")):
-        for line in _lines(store, f"{folder}/{name}"):
+    for shard in sorted({name.split(".")[0] for name in store.names(folder, ".jsonl")}):
+        for line in _lines(store, f"{folder}/{shard}.jsonl"):
             if "row" in line:
-                yield name.split(".")[0], line
+                yield shard, line
 
 
 def spent_before(store: Store, stage: str, folders: Mapping[str, str]) -> Usage:

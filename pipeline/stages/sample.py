@@ -57,7 +57,7 @@ from pipeline.stages.base import (
     without,
 )
 from pipeline.stages.chat_scoring import chat_settings
-from pipeline.stages.process import earlier_rows
+from pipeline.stages.process import earlier_rows, filed_rows
 from pipeline.store.files import Store
 from pipeline.store.receipts import json_digest, read_receipts
 
@@ -335,14 +335,17 @@ class EndpointSampler:
         return stored
 
     def _earlier(self, store: Store) -> list[DrawnReplies]:
-        """The draws of documents that earlier commands asked about: of a finished shard one with an answer, if any."""
+        """The draws of documents that earlier commands asked about; only one with an answer if a shard has some."""
         parent = self.stage.name.rpartition("/")[0]
         stages = [f"{parent}/{name}" for name in store.names(f"receipts/{parent}") if name.isdigit()]
         if any(receipt.n_scored for stage in stages for receipt in read_receipts(store, stage)):
             return [DrawnReplies([""])]
-        documents: dict[tuple[str, int, str], DrawnReplies] = {}
+        documents: dict[tuple[str, int], DrawnReplies] = {}
+        for receipt in read_receipts(store, self.stage.name):
+            for number, row in filed_rows(store, receipt).items():
+                documents[receipt.shard, number] = DrawnReplies(row["continuations"] or [], row["replies"] or [])
         for shard, line in stored_answers(store, self.stage.folder):
-            draws = documents.setdefault((shard, line["row"], line["text"]), DrawnReplies())
+            draws = documents.setdefault((shard, line["row"]), DrawnReplies())
             if line["draw"] == len(draws) and line.get("rows_of") == self._rows_of:
                 draws.extend(line["texts"], line["replies"])
         return [draws for draws in documents.values() if draws.answered or len(draws) >= self.settings.draws]
