@@ -39,6 +39,11 @@ from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 OF_A_PROXY = frozenset({403, 407, 502, 503, 504})  # statuses that a proxy answers itself
+FILTER_CODES = frozenset(
+    {"contentfilter", "responsibleaipolicyviolation", "contentpolicyviolation", "datainspectionfailed"}
+)
+"""Codes of errors that a filter of prompts gives, in lower case without underscores."""
+
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
 FIRST_REFUSALS = 3  # refusals before the first answer after which the run ends
 CHECK_SECONDS = 30.0
@@ -228,7 +233,7 @@ class Endpoint:
                 )
             self._next = max(self._next, time.monotonic() + wait)
             raise Fault(reason, wait, False, status)
-        raise Refusal(reason, words=reason)
+        raise Refusal(reason, Reason.NO_ANSWER if _is_filtered(response) else Reason.MODEL_ERROR, words=reason)
 
     def _error_message(self, response: Received) -> str:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
@@ -255,6 +260,8 @@ class Endpoint:
         Raises:
             StopError: too many consecutive failures, or every request so far was rejected.
         """
+        if isinstance(error, Refusal) and error.reason == Reason.NO_ANSWER:
+            return  # of this document's content
         if isinstance(error, Refusal):
             self.refused += 1
             all_of_them = self.refused >= (2 * self.config.concurrency if self._reserved.requests else 0)
@@ -307,6 +314,18 @@ class Endpoint:
                     "answers are kept: raise it and rerun the command"
                 )
         return None
+
+
+def _is_filtered(response: Received) -> bool:
+    """Whether an error states that a filter stopped the content of a request."""
+    try:
+        value = response.json()
+    except (ValueError, RecursionError):
+        return False
+    error = value.get("error", value) if isinstance(value, dict) else None
+    errors = [error, error.get("innererror")] if isinstance(error, dict) else []
+    codes = [one.get(key) for one in errors if isinstance(one, dict) for key in ("code", "type")]
+    return any(isinstance(code, str) and code.replace("_", "").casefold() in FILTER_CODES for code in codes)
 
 
 def headers(config: EndpointConfig) -> dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from pipeline.corpus.notes import CUT_REASONING, LEFT_OUT_DRAWS, Notes
 from pipeline.endpoint.client import Fault
 from pipeline.endpoint.refusals import VERSION, is_refusal
 from pipeline.errors import ExitCode, StopError, one_line
@@ -282,6 +283,26 @@ class DrawnReplies:
 def count_kinds(replies: Iterable[Mapping[str, Any]], draws: int) -> Counter[str]:
     """Kind -> number of the first `draws` draws of a document that are no plain answer."""
     return Counter(str(one["kind"]) for one in replies if one["draw"] < draws)
+
+
+def answers(texts: Sequence[str | None], draws: int) -> list[str]:
+    """The answers among the first `draws` draws of a document; more may have been stored."""
+    return [text for text in texts[:draws] if text is not None]
+
+
+def note_replies(replies: Iterable[Mapping[str, Any]] | None, draws: int, notes: Notes, row: int) -> None:
+    """Count the first `draws` draws of a document that are no answer, and those of which reasoning was cut.
+
+    Args:
+        replies: those of the document that are no plain answer; None for a model with weights.
+        draws: number of draws that the run needs.
+        notes: of the input.
+        row: of the document.
+    """
+    kinds = count_kinds(replies or (), draws)
+    for note, count in ((CUT_REASONING, kinds.pop(ReplyKind.CUT, 0)), (LEFT_OUT_DRAWS, kinds.total())):
+        if count:
+            notes.add(note, row, count)
 
 
 # --- the start of a run

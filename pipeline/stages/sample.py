@@ -33,7 +33,7 @@ from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import stored_answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.endpoint.parameters import PROBE_TEXT, PROBE_TOKENS, Adjustments, SampleRequest, check_still_taken
-from pipeline.endpoint.replies import RULES, DrawnReplies, read_replies
+from pipeline.endpoint.replies import RULES, DrawnReplies, Reply, ReplyKind, read_replies
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate
 from pipeline.models.load import LanguageModel, open_model
@@ -406,6 +406,9 @@ class EndpointSampler:
                 replies = await endpoint.ask(path, body, most, read, question.spent, question.book)
                 more = draws.add(replies[:number])
             except (Fault, Refusal) as error:
+                if getattr(error, "reason", None) == Reason.NO_ANSWER:
+                    more = draws.add([Reply(ReplyKind.FILTERED, "")] * number)
+                    continue
                 if isinstance(error, Refusal):
                     parameters, bill = self.settings.parameters or Adjustments(), (question.spent, question.book)
                     await check_still_taken(endpoint, _sample_request(self.stage), parameters, error, bill)

@@ -18,13 +18,12 @@ from pipeline.config.models import AnyModel, ModelConfig, display_name
 from pipeline.corpus.documents import Document, id_key
 from pipeline.corpus.keys import Keys
 from pipeline.corpus.near_duplicates import SKETCH_KIND, SKETCH_TYPE
-from pipeline.corpus.notes import CUT_REASONING, LEFT_OUT_DRAWS
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import Shard
 from pipeline.detectors.base import FORWARD, Continuations, Continued, Detector, Evidence, Pass, Prefix, plan_passes
 from pipeline.detectors.plugins import load_plugins
 from pipeline.detectors.registry import DetectorChoice, PluginCode, count_draws
-from pipeline.endpoint.replies import ReplyKind, count_kinds
+from pipeline.endpoint.replies import answers, note_replies
 from pipeline.errors import UserError
 from pipeline.models.chat_templates import ChatSettings
 from pipeline.models.load import LanguageModel, open_model
@@ -133,6 +132,10 @@ class Inputs:
     continuations: Mapping[Continued, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
     log_probs: Mapping[Pass, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
 
+    def continued(self, number: int) -> dict[Continued, Mapping[str, Any]]:
+        """The rows of a document's continuations."""
+        return {continued: rows[number] for continued, rows in self.continuations.items() if number in rows}
+
     def refusal(self, number: int) -> tuple[str, str] | None:
         """Reason and message if an earlier stage refused a document."""
         for rows in (self.paraphrases, *self.continuations.values(), *self.log_probs.values()):
@@ -157,16 +160,6 @@ class _Prepared:
     keep: Mapping[Pass, Sequence[bool]] | None = None  # scored tokens, from the second on; None: all
     places: Mapping[Prefix, int] = field(default_factory=dict)  # index of its document in each prefix
     cuts: Sequence[Cut] = ()  # its windows; empty: its ids are one piece
-
-
-def drawn_answers(row: Mapping[str, Any], draws: int) -> Continuations:
-    """The continuations of a document: the answers among its first draws.
-
-    Args:
-        row: row of its draws, at least one of which is an answer; more may have been stored.
-        draws: number of draws that the run needs.
-    """
-    return Continuations(row["reference"], [text for text in row["continuations"][:draws] if text is not None])
 
 
 def same_token_pair(detectors: Sequence[Detector], given: bool) -> str | None:
@@ -281,9 +274,10 @@ class Scorer:
 
     def prepare(self, documents: list[Document], inputs: Inputs, output: Output) -> list[Entry]:
         """Tokenize documents for every pass; too short documents and those refused by an earlier stage are refused."""
-        usable = []
+        usable, draws = [], {continued: stage.settings.draws for continued, stage in self.samples.items()}
         for document in documents:
-            self._note_replies(document, inputs, output)
+            for continued, row in inputs.continued(document.row).items():
+                note_replies(row.get("replies"), draws[continued], output.notes, document.row)
             if (refusal := inputs.refusal(document.row)) is not None:
                 output.refuse(document, *refusal)
             else:
@@ -324,8 +318,8 @@ class Scorer:
                 tokens[index].truncated,
                 {needed: sequences[index] for needed, sequences in ids.items()},
                 {
-                    continued: drawn_answers(rows[document.row], self.samples[continued].settings.draws)
-                    for continued, rows in inputs.continuations.items()
+                    continued: Continuations(row["reference"], answers(row["continuations"], draws[continued]))
+                    for continued, row in inputs.continued(document.row).items()
                 },
                 {needed: rows[document.row]["log_probs"] for needed, rows in inputs.log_probs.items()},
                 places=before,
@@ -333,15 +327,6 @@ class Scorer:
             )
             entries.append(Entry(replace(document, text="", chat=None), len(prepared.ids[FORWARD]), prepared))
         return entries
-
-    def _note_replies(self, document: Document, inputs: Inputs, output: Output) -> None:
-        """Count the draws of an endpoint that are no answer, or begin with reasoning."""
-        for continued, rows in inputs.continuations.items():
-            draws = self.samples[continued].settings.draws
-            kinds = count_kinds(rows.get(document.row, {}).get("replies") or (), draws)
-            for note, count in ((CUT_REASONING, kinds.pop(ReplyKind.CUT, 0)), (LEFT_OUT_DRAWS, kinds.total())):
-                if count:
-                    output.notes.add(note, document.row, count)
 
     def tokenise(self, documents: Sequence[Document]) -> tuple[list[Tokens], list[str]]:
         """The tokens of documents, and the parts of their texts that the tokens cover."""

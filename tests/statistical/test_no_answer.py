@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from simulation import Estimate
 
-from pipeline.endpoint.replies import DrawnReplies, read_replies
+from pipeline.endpoint.replies import DrawnReplies, answers, read_replies
 from pipeline.selection.conformal import RankCounts, calibrate, ranks
 from pipeline.selection.procedures.record import decide
-from pipeline.stages.score import drawn_answers
 
 ALPHA = Fraction(1, 10)
 DRAWS, CALIBRATION, NULLS, MEMBERS = 3, 150, 60, 60
@@ -117,10 +116,10 @@ def test_the_program_leaves_out_what_is_simulated() -> None:
         draws = DrawnReplies()
         draws.add(read_replies({"choices": [{"text": text} for text in texts]}, "completions", "some document"))
         if draws.problem(DRAWS) is None:
-            answers = drawn_answers({"reference": "", "continuations": draws.texts}, DRAWS).texts
+            kept_texts = answers(draws.texts, DRAWS)
             kept.append(
                 np.mean(
-                    [float(text.removeprefix("value ").removeprefix("np.float64(").rstrip(")")) for text in answers]
+                    [float(text.removeprefix("value ").removeprefix("np.float64(").rstrip(")")) for text in kept_texts]
                 )
             )
     assert 20 < len(kept) < 180

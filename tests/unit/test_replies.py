@@ -302,6 +302,36 @@ def test_more_draws_ask_for_those_alone_and_fewer_for_none(make_audit: MakeAudit
         assert texts == {name: [one["kind"] for one in row["replies"]] for name, row in drawn.items()}
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"code": "content_filter", "message": "The response was filtered"},
+        {"code": "400", "innererror": {"code": "ResponsibleAIPolicyViolation"}},
+        {"type": "content_policy_violation"},
+    ],
+)
+def test_a_prompt_that_a_filter_stops_is_asked_about_once(
+    make_audit: MakeAudit, tmp_path: Path, error: dict[str, Any]
+) -> None:
+    def refuse(body: dict[str, Any]) -> Any:
+        return {"error": error} if prompt_of(body) in PREFIXES[:4] else None
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
+    with openai_server(respond=respond, refuse=refuse, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **given)
+        run(path)
+        run(path, "error_budget=0.5")
+        assert {server.attempts[prefix] for prefix in PREFIXES[:4]} == {1}
+        assert len(server.probes) == 1
+    bad = {row["doc_id"]: row for row in pq.read_table(tmp_path / "run/quarantine").to_pylist()}
+    for number in range(4):
+        row = bad[f"audit-{number}"]
+        assert (row["reason"], row["message"]) == (
+            "no_answer",
+            "none of its 4 draws is an answer: 4 stopped by a filter",
+        )
+
+
 def test_the_last_answer_of_a_chat_follows_the_same_rule(tmp_path: Path) -> None:
     def talk(number: int) -> dict[str, Any]:
         question, answer = sentence(number, 4), sentence(number + 500, 4)
