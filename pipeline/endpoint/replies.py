@@ -309,7 +309,8 @@ def note_replies(replies: Iterable[Mapping[str, Any]] | None, draws: int, notes:
 
 _REMEDIES = {
     ReplyKind.REASONING: (
-        "the model spends its tokens on reasoning: switch it off at the endpoint, or give a draw 1,024 tokens by "
+        "the model spends its tokens on reasoning: switch it off by extra, such as extra: {reasoning_effort: none} or "
+        "extra: {chat_template_kwargs: {enable_thinking: false}}, or raise the tokens of a draw to 1,024 by "
         "candidate_words: all"
     ),
     ReplyKind.REFUSAL: "the model refuses to continue texts: change instruction, or take api: completions",
