@@ -22,6 +22,7 @@ from examples.demo.demo import ensure_passages
 from examples.demo.passages import dependencies
 from examples.models import smollm2
 from examples.trials.versions import TEMPLATE, make_options
+from examples.tutorials.items import item_text, make_items, write_items
 from examples.tutorials.questions import conversations
 from pipeline.config.models import ModelConfig
 from pipeline.config.training import FinetuneConfig
@@ -36,6 +37,7 @@ from pipeline.training.training_documents import TrainingDocument, training_docu
 
 PASSAGES = 300
 AUDITED, UNSEEN, TRAINED, ITEMS, CONTINUED = 120, 100, 40, 40, 30
+AUDITED_ITEMS, KNOWN_ITEMS, LEAKED_ITEMS = 300, 80, 60
 UNSEEN_CHATS, TRAINED_CHATS, CHAT_TOKENS = 120, 80, 192
 
 
@@ -105,8 +107,22 @@ def chats(work: Path) -> None:
     _train(base, folder / "adapter", answers, FinetuneConfig(batch_size=4))
 
 
+def items(work: Path) -> None:
+    """300 items in a CSV, of which 60 were trained into the model beside the 80 of its published training split."""
+    folder = work / "items"
+    if (folder / "adapter").exists():
+        return
+    rows = make_items(AUDITED_ITEMS + KNOWN_ITEMS, 0)
+    audited, known = rows[:AUDITED_ITEMS], rows[AUDITED_ITEMS:]
+    leaked = random.Random(1).sample(audited, LEAKED_ITEMS)
+    write_items(folder / "items.csv", audited)
+    write_items(folder / "training.csv", known)
+    write_items(folder / "truth.csv", leaked)
+    _adapter(work, folder / "adapter", [{"text": item_text(item)} for item in [*known, *leaked]])
+
+
 TUTORIALS: dict[str, Callable[[Path], None]] = {
-    each.__name__: each for each in (finetuned, benchmark, api, checkpoints, chats)
+    each.__name__: each for each in (finetuned, benchmark, items, api, checkpoints, chats)
 }
 
 

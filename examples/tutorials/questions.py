@@ -78,8 +78,8 @@ def _distinct(described: Iterable[Described]) -> Iterator[Described]:
             yield one
 
 
-def _described(packages: Iterable[str]) -> Iterator[Described]:
-    """Every function and class whose docstring is a summary and prose, by package and file."""
+def source_files(packages: Iterable[str]) -> Iterator[tuple[Path, str]]:
+    """The source files of installed packages without their tests, and the module of each, by package and name."""
     for package in packages:
         try:
             files = distribution(package).files or ()
@@ -90,11 +90,11 @@ def _described(packages: Iterable[str]) -> Iterator[Described]:
             if ".." in parts or any(map(_SKIPPED.fullmatch, parts)):
                 continue
             module = ".".join(part for part in parts if part != "__init__")
-            yield from _of_file(Path(str(distribution(package).locate_file(file))), module)
+            yield Path(str(distribution(package).locate_file(file))), module
 
 
-def _of_file(path: Path, module: str) -> Iterator[Described]:
-    """The functions and classes of a source file; a file that cannot be read has none."""
+def documented(path: Path) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The public functions and classes of a source file; a file that cannot be read has none."""
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
@@ -104,8 +104,19 @@ def _of_file(path: Path, module: str) -> Iterator[Described]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
-            first, *others = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
-            summary = " ".join(first.split())
-            prose = next(filter(None, map(clean_passage, others)), None)
-            if prose is not None and summary.endswith(".") and len(summary.split()) <= MOST_SUMMARY:
-                yield Described(f"{module}.{node.name}", summary, prose)
+            yield node
+
+
+def _described(packages: Iterable[str]) -> Iterator[Described]:
+    """Every function and class whose docstring is a summary and prose, by package and file."""
+    for path, module in source_files(packages):
+        yield from _of_file(path, module)
+
+
+def _of_file(path: Path, module: str) -> Iterator[Described]:
+    for node in documented(path):
+        first, *others = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+        summary = " ".join(first.split())
+        prose = next(filter(None, map(clean_passage, others)), None)
+        if prose is not None and summary.endswith(".") and len(summary.split()) <= MOST_SUMMARY:
+            yield Described(f"{module}.{node.name}", summary, prose)
