@@ -41,6 +41,9 @@ RAY_ENVIRONMENT = {
 }
 """Default settings of Ray."""
 
+UV_VARIABLE = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+"""With 1, Ray's default, a driver below `uv run` uploads its folder to the cluster, and workers start by `uv run`."""
+
 HEAD_VARIABLE, HEAD_SECONDS = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 HEAD_MARGIN = 20.0
 """Time before Ray abandons a silent head node at which it counts as lost."""
@@ -126,6 +129,8 @@ def connect() -> None:
     global _connections
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not shared_address():
+        os.environ.setdefault(UV_VARIABLE, "0")  # Ray reads it when it is imported
     import ray
     from ray._private import utils, worker
 
