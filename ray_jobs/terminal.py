@@ -273,6 +273,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         return
     from pipeline.answers.stated_bounds import bound_sentence
     from pipeline.answers.summarise import learnt_sentences
+    from pipeline.checks.answered import AnsweredDiagnostic
     from pipeline.report.brief import next_steps
 
     screen, left_out = console(), list[str]()
@@ -290,6 +291,8 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         place = [summary.series.sentence] if summary.series is not None else []
         drawn = [summary.smoothed.sentence(summary.n_selected)] if summary.smoothed is not None else []
         drawn += learnt_sentences(summary)
+        answered = summary.diagnostics.find(AnsweredDiagnostic)
+        drawn += [answered.sentence] if answered is not None else []
         for remark in [*place, *summary.remarks, *([bounded] if bounded else []), *drawn]:
             notes.setdefault(remark, []).append(summary.name)
     for remark, names in notes.items():

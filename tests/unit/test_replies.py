@@ -1,6 +1,8 @@
 """Replies that are no answer are left out by one rule in every role, and paid once."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from pipeline.results.summary import read_summary
 from pipeline.stages.registry import ANSWER_FOLDERS
 from pipeline.store.files import Store
 from pipeline.store.receipts import read_receipts
+from tests.helpers.clusters import until
 from tests.helpers.commands import ended
 from tests.helpers.finished import rows, run
 from tests.helpers.made_up import MakeAudit, sentence, write_corpus
@@ -283,6 +286,21 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes_and_pays_nothing_twice
         assert one == two
 
 
+def test_a_run_that_was_killed_pays_only_for_what_was_under_way_again(make_audit: MakeAudit, tmp_path: Path) -> None:
+    with openai_server(respond=respond, models=["stub"], seconds=0.2) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=2), **SETTINGS)
+        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: len(server.bodies) >= 16)
+        process.kill()
+        process.wait()
+        run(path)
+        assert len(server.bodies) <= 28 * 3 + 2
+        run(path, f"run={tmp_path / 'again'}", "model.concurrency=16")
+    for stage in (STAGE, "score"):
+        assert rows(tmp_path / "run", stage) == rows(tmp_path / "again", stage)
+
+
 def test_more_draws_ask_for_those_alone_and_fewer_for_none(make_audit: MakeAudit, tmp_path: Path) -> None:
     few, more = "detectors=[{samia: {draws: 3}}]", "detectors=[{samia: {draws: 6}}]"
     with openai_server(respond=respond, models=["stub"]) as server:
@@ -432,7 +450,9 @@ def test_a_document_that_an_endpoint_fails_counts_neither_way(make_audit: MakeAu
         assert len(refused) == 5
 
 
-def test_a_difference_between_the_shares_of_both_roles_is_named(make_audit: MakeAudit, tmp_path: Path) -> None:
+def test_a_difference_between_the_shares_of_both_roles_is_named(
+    make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = {role: [sentence(first + i) for i in range(30)] for role, first in (("audit", 0), ("unseen", 500))}
     prefixes = {role: [prefix_and_reference(text)[0] for text in some] for role, some in texts.items()}
 
@@ -456,6 +476,8 @@ def test_a_difference_between_the_shares_of_both_roles_is_named(make_audit: Make
     assert 1e-5 < check.p < 1e-3
     assert "Audited documents lack one more often than chance explains" in check.sentence
     assert more.conclusion != "contradicted", "by this check"
+    assert ended("status", str(tmp_path / "more")) == 0
+    assert check.sentence in " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "more/report/report.html").read_text()
     assert "48 draws are no answer of the endpoint" in page
     assert "draws begin with reasoning of the endpoint" in page
