@@ -153,7 +153,8 @@ def read_corpus(patterns: Sequence[str], column: str) -> Iterator[list[str]]:
         try:
             yield from _READERS[suffix](file, column)
         except (OSError, EOFError, pa.ArrowException) as error:
-            raise UserError(f"cannot read {file}: {error_line(error)}") from None
+            why = "it is not UTF-8: convert it" if "UTF8" in str(error) else error_line(error)
+            raise UserError(f"cannot read {file}: {why}") from None
 
 
 def numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:

@@ -94,6 +94,7 @@ def test_what_cannot_be_read_names_its_file_and_line(tmp_path: Path, capsys: pyt
     (tmp_path / "other.jsonl").write_text('{"body": "x"}\n')
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 99)[:40])
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    (tmp_path / "latin.csv").write_bytes("n,text\n1,caf\xe9\n".encode("latin-1"))
     (tmp_path / "x.parquet.gz").write_bytes(b"")
     for name, line in (
         ("numbers.parquet", "row 1: column 'text' holds a int, not a text"),
@@ -103,6 +104,7 @@ def test_what_cannot_be_read_names_its_file_and_line(tmp_path: Path, capsys: pyt
         ("other.jsonl", "columns: body"),
         ("cut.jsonl.gz", "cannot read"),
         ("cut.parquet", "cannot read"),
+        ("latin.csv", "it is not UTF-8: convert it"),
         (
             "x.parquet.gz",
             "is none of .parquet, .arrow, .csv, .jsonl, .json; .csv and .jsonl and .json may be",
