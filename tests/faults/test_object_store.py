@@ -31,6 +31,7 @@ from tests.helpers.export_runs import export, finished_run, refusal
 from tests.helpers.finished import run
 from tests.helpers.made_up import MakeAudit, sentence
 from tests.helpers.object_store import BUCKET, ObjectStore, object_store
+from tests.helpers.two_nodes import on_two_nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,6 +181,22 @@ def corpus_in_the_store(path: Path, files: str = "") -> Path:
     remote = path.with_name("remote.yaml")
     remote.write_text(yaml.safe_dump(config))
     return remote
+
+
+def test_a_command_and_two_nodes_reach_a_store_by_its_address(make_audit: MakeAudit, store: ObjectStore) -> None:
+    path = corpus_in_the_store(make_audit(), "/*.jsonl")
+    here = run(path)
+    overrides = [f"run=s3://{BUCKET}/nodes", "resources.cluster=ray"]
+    command = ["ray_jobs.cli", "run", str(path), *(word for one in overrides for word in ("--set", one))]
+    nodes = {"num_cpus": 1}
+    ((code, _, errors),) = on_two_nodes(nodes, nodes, command, RAY_AUTH_MODE="disabled", **store.environment)
+    assert code == 0, errors
+    assert here.status.shards >= 12
+    digests = [
+        [receipt.files[receipt.data].sha256 for receipt in read_receipts(Store(f"s3://{BUCKET}/{folder}"), "score")]
+        for folder in ("run", "nodes")
+    ]
+    assert sorted(digests[0]) == sorted(digests[1])
 
 
 @pytest.mark.parametrize("files", [pytest.param("", marks=pytest.mark.slow), "/"], ids=["files", "a folder"])
