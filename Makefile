@@ -1,5 +1,5 @@
-# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make test, make slow,
-# make test-all (both), make faults, make lint, make docs: each sets up what it needs. make dev has everything in it.
+# make install (the command and the demo), make demo, make trial NAME=alpha, make samia, make servers, make test,
+# make slow, make test-all (both), make faults, make lint, make docs: each sets up what it needs. make dev has all.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ PASSAGES ?= 180
 NAME ?= alpha
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install dev demo trial samia test test-contract test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
+.PHONY: install dev demo trial samia servers test test-contract test-ray-1 test-ray-2 test-unit-1 test-unit-2 test-faults \
 	test-statistical test-browser test-avx2 test-all slow slow-ray slow-contract slow-rest faults fuzz lint format docs clean
 
 install: $(VENV)/.installed
@@ -31,6 +31,10 @@ demo: install
 # Their passages come from all installed packages: with fewer of them, other numbers than those of the pages.
 trial: dev
 	$(BIN)/python -m examples.trials.run $(NAME)
+
+# Real servers of models, each in a virtual environment of its own; llama.cpp is built from source (ten minutes).
+servers: install
+	$(BIN)/python -m examples.servers.servers
 
 samia: dev
 	$(PIP) install --quiet -c constraints.txt "transformers[serving]"

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +44,7 @@ from pipeline.training.train import FinetuneConfig, train
 from pipeline.trial.table import audit_row, audit_table
 
 TRAINING = FinetuneConfig(epochs=6, batch_size=4, learning_rate=2e-3)
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 console = Console()
 
@@ -81,24 +81,37 @@ def ensure_model(folder: Path, texts: list[str]) -> Path:
     return served.resolve()
 
 
-@contextmanager
-def serving(model: Path, port: int, log: Path) -> Iterator[str]:
-    """Run `transformers serve` on 127.0.0.1 until the block ends; yields its address.
+def serve_command(model: Path, port: int) -> list[str]:
+    """The command of `transformers serve`.
 
     Raises:
-        UserError: it is not installed, the port is taken, or it does not start.
+        UserError: it is not installed.
     """
     if find_spec("fastapi") is None or find_spec("openai") is None:
         raise UserError("the server is not installed: pip install 'transformers[serving]'")
+    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(model)]
+    return [*command, "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "auto"]
+
+
+@contextmanager
+def serving(command: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a server on 127.0.0.1 until the block ends; yields its address.
+
+    Args:
+        command: starts the server.
+        port: its port.
+        log: file of what it prints.
+        variables: environment variables beside those of this process.
+
+    Raises:
+        UserError: the port is taken, or the server does not start.
+    """
     with socket.socket() as tried:
         if tried.connect_ex(("127.0.0.1", port)) == 0:
             raise UserError(f"port {port} is taken; give another --port")
-    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "auto"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(variables or {})}
     with log.open("wb") as file:
-        server = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
+        server = subprocess.Popen([*command], stdout=file, stderr=subprocess.STDOUT, env=environment)
     try:
         url = f"http://127.0.0.1:{port}/v1"
         _wait(server, url, log)
@@ -193,7 +206,7 @@ def run_example(count: int, draws: int, port: int, work: Path) -> int:
         (folder / f"{role}.jsonl").write_text(text, encoding="utf-8")
     served = ensure_model(folder, [row["text"] for row in parts["trained"]])
     settings = {"draws": draws, "top_k": None}  # this server knows no top_k: it takes that of the model's folder
-    with serving(served, port, folder / "server.log") as url:
+    with serving(serve_command(served, port), port, folder / "server.log") as url:
         endpoint = {"endpoint": url, "name": str(served), "concurrency": 2, "choices": 1, "timeout": 600.0}
         detectors = [{"samia_zlib": settings}, {"samia": settings}]
         code = seenset("run", str(write_audit(folder, f"endpoint{draws}", endpoint, detectors)))
