@@ -29,7 +29,9 @@ MOST_ORDERS = 24
 COLUMNS = 4
 """Number of sets of positions whose orders are the versions of a run of rows."""
 
-_LETTERS = [f"{letter}. " for letter in string.ascii_uppercase]
+_LETTERS = [
+    f"{''.join(letters)}. " for length in (1, 2) for letters in itertools.product(string.ascii_uppercase, repeat=length)
+]
 _PLAIN = (int, float, Decimal, date)
 
 _NUMBER_WORDS = (
@@ -68,6 +70,10 @@ def item_text(
         if value is None or value != value:
             return Unreadable(Reason.NOT_TEXT, f"no value in column {name!r}")
         if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+            if len(value) > len(_LETTERS):
+                return Unreadable(
+                    Reason.NOT_TEXT, f"column {name!r} holds {len(value):,} texts, more than {len(_LETTERS)} options"
+                )
             marks = option_marks(value)
             before = _LETTERS if marks is None else marks.prefixes
             value = _option_lines(before, value if marks is None else marks.bare)

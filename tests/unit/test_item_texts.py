@@ -16,7 +16,9 @@ import yaml
 from pipeline.config.corpus import LIMITS, CorpusConfig, SourceConfig
 from pipeline.config.yaml import build
 from pipeline.corpus.documents import Document, read_shard
+from pipeline.corpus.formats.base import Unreadable
 from pipeline.corpus.inputs import find_inputs
+from pipeline.corpus.options import item_text
 from pipeline.corpus.shard import Shard, shard_fingerprint, whole_shard
 from pipeline.results.summary import read_summary
 from pipeline.store.files import Store
@@ -126,6 +128,17 @@ def test_a_value_that_is_no_text_puts_its_item_alone_in_quarantine(
     rows[1]["B"] = value
     read = of_rows(tmp_path / "rows.jsonl", rows, "{A} or {B}")
     assert read == ["an option or another", (reason, message), "an option or another"]
+
+
+def test_a_long_list_of_options_is_whole_or_in_quarantine() -> None:
+    many = [f"option number {number}" for number in range(30)]
+    text = item_text("{choices}", {"choices": many}, lambda value: None)
+    assert isinstance(text, str)
+    assert text.splitlines()[25:28] == ["Z. option number 25", "AA. option number 26", "AB. option number 27"]
+    assert len(text.splitlines()) == 30
+    refused = item_text("{choices}", {"choices": many * 30}, lambda value: None)
+    assert isinstance(refused, Unreadable)
+    assert refused.message == "column 'choices' holds 900 texts, more than 702 options"
 
 
 def test_empty_and_missing_fields_of_other_formats_are_in_quarantine_too(tmp_path: Path) -> None:
