@@ -152,7 +152,7 @@ def version(python: Path, server: Server) -> str:
     return done.stdout.strip()
 
 
-class Asked:
+class Trials:
     """One request of each kind to a server: how it treats the parameters."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -231,9 +231,9 @@ def write_audit(folder: Path, name: str, model: dict[str, Any], detector: str) -
 def speed(run: Path) -> str:
     """Requests a second while the stages that ask an endpoint worked on their shards."""
     receipts = [json.loads(path.read_text(encoding="utf-8")) for path in (run / "receipts").rglob("*.json")]
-    asked = [receipt for receipt in receipts if receipt.get("spent")]
-    requests = sum(receipt["spent"]["requests"] for receipt in asked)
-    return f"{requests / sum(receipt['seconds'] for receipt in asked):.1f}"
+    costly = [receipt for receipt in receipts if receipt.get("spent")]
+    requests = sum(receipt["spent"]["requests"] for receipt in costly)
+    return f"{requests / sum(receipt['seconds'] for receipt in costly):.1f}"
 
 
 def try_server(name: str, server: Server, served: tuple[Path, Path], work: Path, port: int) -> Row:
@@ -255,7 +255,7 @@ def try_server(name: str, server: Server, served: tuple[Path, Path], work: Path,
     command = [str(python), *(argument.format(**places) for argument in server.arguments)]
     with serving(command, port, work / f"{name}.log", server.variables) as url:
         model = server.name or str(served[0])
-        Asked(url, model).fill(row)
+        Trials(url, model).fill(row)
         endpoint = {"endpoint": url, "name": model, "concurrency": 8, "choices": 1, "timeout": SECONDS}
         if "returned" in (row.prompt_logprobs, row.echo):
             code = seenset("run", str(write_audit(work, name, endpoint, "loss")))
