@@ -60,7 +60,11 @@ def _base_url(value: Any) -> str:
 
 
 _SENT = ("authorization", "content-length", "content-type", "host", "accept-encoding", "connection")
-_SECRET = re.compile(r"(?:api|access|subscription)?[-_]?(?:key|token)|sig|code|secret|password", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?:\b|[a-z])(?:keys?|token)\b|\b(?:secret|auth|authorization|pass(?:word|wd)?|signature|credentials?|cookie)\b"
+    r"|^(?:sig|code)$",
+    re.IGNORECASE,
+)
 
 SET_KEYS = frozenset(
     {
@@ -69,6 +73,12 @@ SET_KEYS = frozenset(
     }
 )
 """Keys of the body of a request that no `extra` may have."""
+
+
+def names_secret(name: str) -> bool:
+    """Whether the name of a header or of a parameter of an address says that its value is a secret."""
+    words = re.sub(r"[\W_]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)).strip()
+    return _SECRET.search(words) is not None
 
 
 def _check_headers(value: dict[str, str]) -> dict[str, str]:
@@ -91,7 +101,7 @@ def _query_texts(value: Any) -> Any:
     """The values of a query as texts: YAML reads 2024-10-21 as a date."""
     if not isinstance(value, dict):
         return value
-    if secret := next((name for name in value if _SECRET.fullmatch(str(name))), None):
+    if secret := next((name for name in value if names_secret(str(name))), None):
         raise ValueError(f"may not have {secret}: keys come from the environment alone, through headers")
     plain = (int, float, datetime.date)
     return {

@@ -1,7 +1,8 @@
 """Secrets of endpoints, keys and values of headers: removed from the environment, and masked in all answers.
 
 Child processes inherit the environment. An endpoint receives its secrets and may repeat them in its answers, plain or
-encoded, which are written to files of a run; `masked` replaces them before any other code reads an answer.
+encoded, which are written to files of a run; `masked` replaces them before any other code reads an answer. A header may
+hold a version, a title or a region instead, which stand in texts too: these are replaced in messages alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from pipeline.config.models import EndpointConfig
+from pipeline.config.models import EndpointConfig, names_secret
 from pipeline.errors import one_line
 
 MASK = "***"
 SHORTEST_SECRET = 8
 """Minimum length of a key that is masked in texts of answers; shorter ones, such as EMPTY, are words."""
+
+LIKE_A_KEY, MIXED = 16, 12
+"""Minimum length of a header's value that looks like a key, and of its parts that mix letters and digits."""
 
 _withdrawn: dict[str, str] = {}  # variable -> key, for variables removed from the environment
 
@@ -38,6 +42,21 @@ def _secrets(config: EndpointConfig) -> list[str]:
     return sorted(
         filter(None, {read_secret(variable) for variable in config.variables}), key=lambda one: (-len(one), one)
     )
+
+
+def _masked_secrets(config: EndpointConfig) -> list[str]:
+    """What is masked in texts of answers: keys, and of values of headers those that are secrets by name or by look."""
+    keys = {read_secret(config.key_variable)}
+    for name, variable in config.headers.items():
+        value = read_secret(variable)
+        keys |= {value} if names_secret(name) else {word for word in value.split() if looks_like_key(word)}
+    return sorted((key for key in keys if len(key) >= SHORTEST_SECRET), key=lambda one: (-len(one), one))
+
+
+def looks_like_key(word: str) -> bool:
+    """Whether a word is long and mixes letters and digits, as keys do, and versions, titles and regions do not."""
+    parts = (part for part in re.findall(r"[A-Za-z0-9]+", word) if re.search(r"\d", part) and re.search(r"\D", part))
+    return len(word) >= LIKE_A_KEY and sum(map(len, parts)) >= MIXED
 
 
 def withdraw_keys(models: Sequence[object]) -> list[str]:
@@ -72,8 +91,8 @@ def keys_withdrawn(models: Sequence[object]) -> Iterator[None]:
 
 def masked(value: Any, config: EndpointConfig) -> Any:
     """A JSON value of an endpoint with its secrets, plain or encoded, replaced by *** in its texts."""
-    for secret in _secrets(config):
-        value = _masked(value, spellings(secret)) if len(secret) >= SHORTEST_SECRET else value
+    for secret in _masked_secrets(config):
+        value = _masked(value, spellings(secret))
     return value
 
 

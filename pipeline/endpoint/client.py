@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -26,6 +25,7 @@ from tenacity.wait import wait_random_exponential
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.api_keys import error_without_key, masked, read_secret, without_key
+from pipeline.endpoint.error_answers import error_in, is_filtered, names_key, response_words
 from pipeline.endpoint.transport import (
     Received,
     TooLongError,
@@ -39,11 +39,6 @@ from pipeline.errors import ExitCode, StopError, UserError, nearest, one_line
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 OF_A_PROXY = frozenset({403, 407, 502, 503, 504})  # statuses that a proxy answers itself
-FILTER_CODES = frozenset(
-    {"contentfilter", "responsibleaipolicyviolation", "contentpolicyviolation", "datainspectionfailed"}
-)
-"""Codes of errors that a filter of prompts gives, in lower case without underscores."""
-
 LONGEST_WAIT = 600.0  # seconds; a longer Retry-After ends the run
 FIRST_REFUSALS = 3  # refusals before the first answer after which the run ends
 CHECK_SECONDS = 30.0
@@ -59,7 +54,7 @@ class Fault(Exception):
         super().__init__(message)
         self.wait = wait  # seconds requested by the endpoint
         self.paid = paid  # whether tokens may have been billed
-        self.status = status  # of the answer; None: there was none, or it is unusable
+        self.status = status  # of an answer that is an error; None: there was none, or it is unusable
 
 
 class Refusal(Exception):
@@ -98,6 +93,7 @@ class Endpoint:
         self.answered = 0
         self.refused = 0
         self.failed = 0  # consecutive failures
+        self.forbidden = 0  # consecutive answers with status 403 that do not say why
         self._reserved = Usage()  # upper bound for requests in flight
         self._released = asyncio.Condition()
         self._places = asyncio.Semaphore(config.concurrency)
@@ -151,7 +147,7 @@ class Endpoint:
         except (Fault, Refusal) as error:
             self._count_failure(error)
             raise
-        self.failed = 0
+        self.failed = self.forbidden = 0
         return answer
 
     async def _attempt(
@@ -179,9 +175,15 @@ class Endpoint:
             except (Refusal, StopError):
                 cost = Usage(1, 0)
                 raise
-            self.answered += 1
-            cost = Usage(1, _billed(value, max_cost))
-            return read(value)
+            error = self._shown(error_in(value))
+            self.answered += not error
+            cost = Usage(1, _billed(value, 0 if error else max_cost))
+            try:
+                return read(value)
+            except Fault as fault:
+                if not error:
+                    raise
+                raise Fault(f"answer is an error: {error}", fault.wait, status=200) from None
         finally:
             spent += cost
             await self._release(reservation, cost)
@@ -216,10 +218,12 @@ class Endpoint:
             return
         reason = f"{status} {self._error_message(response)}{self._proxy if status in OF_A_PROXY else ''}"
         name, where = self.config.name, self.config.endpoint
-        if status in (401, 403):
-            raise StopError(
-                f"endpoint {where} does not accept the key of {' and '.join(self.config.variables)}: {reason}"
-            )
+        keys = " and ".join(self.config.variables)
+        if status == 401 or (status == 403 and names_key(reason)):
+            raise StopError(f"endpoint {where} does not accept the key of {keys}: {reason}")
+        filtered = is_filtered(response)
+        if status == 403 and not filtered:
+            filtered = self._is_of_document(reason, keys)
         if status == 404:
             raise StopError(f"endpoint {where} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
@@ -233,19 +237,32 @@ class Endpoint:
                 )
             self._next = max(self._next, time.monotonic() + wait)
             raise Fault(reason, wait, False, status)
-        raise Refusal(reason, Reason.NO_ANSWER if _is_filtered(response) else Reason.MODEL_ERROR, words=reason)
+        raise Refusal(reason, Reason.NO_ANSWER if filtered else Reason.MODEL_ERROR, words=reason)
+
+    def _is_of_document(self, reason: str, keys: str) -> bool:
+        """Whether status 403 without a known cause is of the content of a request, as other requests are answered.
+
+        Raises:
+            StopError: no request has been answered, or many in a row have this status.
+        """
+        answered = self.answered or self.spent.tokens
+        self.forbidden += 1
+        if answered and self.forbidden < max(8, 2 * self.config.concurrency):
+            return True
+        raise StopError(
+            f"endpoint {self.config.endpoint} forbids requests: {reason}; the key of {keys} may have no access to "
+            f"{self.config.name}",
+            ExitCode.INCOMPLETE if answered else ExitCode.USER_ERROR,
+        )
 
     def _error_message(self, response: Received) -> str:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
-        try:
-            value = response.json()
-            value = value[0] if isinstance(value, list) and len(value) == 1 else value
-            for key in ("error", "message", "detail"):
-                value = value.get(key, value) if isinstance(value, dict) else value
-            text = value if isinstance(value, str) else json.dumps(value)
-        except (ValueError, RecursionError):
-            text = response.text
-        text = f"insufficient_quota: {text}" if "insufficient_quota" in response.text else text
+        text = response_words(response)
+        owed = "insufficient_quota" in response.text and "insufficient_quota" not in text
+        return self._shown(f"insufficient_quota: {text}" if owed else text)
+
+    def _shown(self, text: str) -> str:
+        """Words of the endpoint as they are shown."""
         return one_line(without_key(" ".join(text.split()), self.config)[:MESSAGE])
 
     def _wait(self, state: RetryCallState) -> float:
@@ -314,18 +331,6 @@ class Endpoint:
                     "answers are kept: raise it and rerun the command"
                 )
         return None
-
-
-def _is_filtered(response: Received) -> bool:
-    """Whether an error states that a filter stopped the content of a request."""
-    try:
-        value = response.json()
-    except (ValueError, RecursionError):
-        return False
-    error = value.get("error", value) if isinstance(value, dict) else None
-    errors = [error, error.get("innererror")] if isinstance(error, dict) else []
-    codes = [one.get(key) for one in errors if isinstance(one, dict) for key in ("code", "type")]
-    return any(isinstance(code, str) and code.replace("_", "").casefold() in FILTER_CODES for code in codes)
 
 
 def headers(config: EndpointConfig) -> dict[str, str]:
@@ -413,8 +418,9 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
         reason = error_without_key(error, config, MESSAGE) or type(error).__name__
         raise UserError(f"endpoint {config.endpoint} does not answer: {reason}") from None
     if response.status_code in (401, 403):
+        refused = "does not accept" if response.status_code == 401 else "forbids the list of models with"
         raise UserError(
-            f"endpoint {config.endpoint} does not accept the key of {' and '.join(config.variables)}"
+            f"endpoint {config.endpoint} {refused} the key of {' and '.join(config.variables)}"
             f"{'' if headers(config) else ', which is not set'}: {response.status_code}{response.proxy}"
         )
     try:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
+from pipeline.endpoint.error_answers import error_in
 from pipeline.errors import ExitCode, StopError
 
 EFFECTS = {
@@ -207,12 +208,22 @@ async def _refusal(
         StopError: the endpoint does not answer, or an error of `Endpoint.ask`.
     """
     body = parameters.adjust(request.body)
+    sent = _still_sent(request.body, dict(parameters.names))
+
+    def check(value: Mapping[str, Any]) -> None:
+        """Check that an answer has choices: some servers refuse a parameter with status 200."""
+        words = error_in(value)
+        if words and named_parameter(words, sent) is not None:
+            raise Refusal(words, words=words)
+        if words or not isinstance(value.get("choices"), list) or not value["choices"]:
+            raise Fault("answer has no choices")
+
     try:
-        await endpoint.ask(request.path, body, request.max_cost, lambda value: value, spent, book)
+        await endpoint.ask(request.path, body, request.max_cost, check, spent, book)
     except Refusal as error:
         return None if _OUTPUT_LIMIT in error.words else _Refused(error.words)
     except Fault as fault:
-        if fault.status == 500:  # some servers fail on unknown parameters
+        if fault.status in (200, 500):  # some servers fail on unknown parameters
             return _Refused(str(fault), failed=True)
         raise _no_answer(endpoint, str(fault)) from None
     finally:

@@ -92,6 +92,42 @@ def test_a_placeholder_for_a_key_changes_no_answer(monkeypatch: pytest.MonkeyPat
     assert without_key("no EMPTY", CONFIG) == "no ***"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("anthropic-version", "2023-06-01"),
+        ("anthropic-beta", "prompt-caching-2024-07-31"),
+        ("X-Title", "Wikipedia"),
+        ("X-Region", "us-central1-aiplatform"),
+        ("HTTP-Referer", "https://example.com/corpus"),
+    ],
+)
+def test_plain_values_of_headers_stay_in_answers(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    config = CONFIG.model_copy(update={"headers": {name: "PLAIN"}})
+    monkeypatch.setenv("PLAIN", value)
+    answer = {"choices": [{"text": f"On {value} they met"}]}
+    assert masked(answer, config) == answer
+    assert without_key(f"On {value}", config) == "On ***"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "left"),
+    [
+        ("api-key", "harbour-bell", ""),
+        ("X-Goog-Api-Key", "harbour-bell", ""),
+        ("X-Gate", "0123456789ABCDEF0123456789ABCDEF", ""),
+        ("X-Gate", "550e8400-e29b-41d4-a716-446655440000", ""),
+        ("X-Gate", "Basic Zm9vOmJhcjpiYXo1MjM0", "Basic "),
+    ],
+)
+def test_keys_in_headers_are_masked_in_answers(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, left: str
+) -> None:
+    config = CONFIG.model_copy(update={"headers": {name: "HIDDEN"}})
+    monkeypatch.setenv("HIDDEN", value)
+    assert masked({"text": f"it is {value}."}, config) == {"text": f"it is {left}***."}
+
+
 def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     make_audit: MakeAudit,
     tmp_path: Path,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from pipeline.config.models import EndpointConfig
+from pipeline.corpus.reasons import Reason
 from pipeline.endpoint import client
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, check_endpoint
+from pipeline.endpoint.error_answers import error_words
 from pipeline.endpoint.log_probs import PromptAnswer, Way
 from pipeline.errors import ExitCode, StopError, UserError
 from pipeline.models.load import fingerprint_model
@@ -22,6 +24,10 @@ from pipeline.stages.registry import request_sizes
 from tests.helpers.openai_server import openai_server
 
 KEY = "sk-sesame-1f2e3d"
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message}}
 
 
 def config(url: str, **settings: Any) -> EndpointConfig:
@@ -100,6 +106,114 @@ def test_what_would_befall_all_documents_stops_at_once_in_one_line(fate: str, co
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == code
     assert len(server.bodies) <= 60
+
+
+FILTERED = [
+    (403, {"error": {"code": 403, "message": "Input was flagged", "metadata": {"reasons": ["violence"]}}}),
+    (403, {"code": "no permission for it", "error": "Content violates usage guidelines. SAFETY_CHECK_TYPE_BIO"}),
+    (400, {"error": {"type": "invalid_request_error", "message": "Output blocked by content filtering policy"}}),
+    (400, {"error": {"code": "content_filter", "message": "The response was cut"}}),
+    (400, {"error": {"code": "invalid_prompt", "message": "Try again with another one"}}),
+    (400, {"error": {"message": "Content Exists Risk", "type": "invalid_request_error"}}),
+    (400, {"error": {"code": "data_inspection_failed", "message": "Input data is not taken"}}),
+    (403, b"<html><h1>Sorry, you have been blocked</h1></html>"),
+]
+
+
+@pytest.mark.parametrize(("status", "told"), FILTERED)
+def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> None:
+    def respond(body: dict[str, Any]) -> Any:
+        return (status, told) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+
+    with openai_server(respond=respond) as server:
+        found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
+    assert isinstance(found["b"], Refusal)
+    assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.NO_ANSWER, "x", "x", 3)
+
+
+@pytest.mark.parametrize("told", [one for status, one in FILTERED[:2]])
+def test_a_filter_of_the_first_document_stops_no_run(told: Any) -> None:
+    with openai_server(respond=lambda body: (403, told)) as server:
+        found, _ = ask(config(server.url), ["a"])
+    assert found["a"].reason == Reason.NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("told", "answers", "part", "code", "requests"),
+    [
+        ("model is blocked", 0, "forbids requests: 403 model is blocked; the key of SEENSET_API_KEY may", 2, 1),
+        ("model is blocked", 2, "forbids requests: 403 model is blocked; the key of SEENSET_API_KEY may", 3, 10),
+        ("Your API key was revoked", 2, "does not accept the key of SEENSET_API_KEY: 403 Your API key", 2, 3),
+    ],
+)
+def test_a_run_that_is_forbidden_stops_without_blame_of_the_key(
+    told: str, answers: int, part: str, code: int, requests: int
+) -> None:
+    def respond(body: dict[str, Any]) -> Any:
+        return (403, error(told)) if int(body["prompt"]) >= answers else {"choices": [{"text": "x"}]}
+
+    with openai_server(respond=respond) as server, pytest.raises(StopError) as caught:
+        ask(config(server.url, concurrency=1), [str(i) for i in range(40)])
+    assert part in str(caught.value)
+    assert caught.value.exit_code == code
+    assert len(server.bodies) == requests
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (error("Unsupported parameter: 'seed'"), "answer is an error: Unsupported parameter: 'seed'"),
+        ({"choices": None, "base_resp": {"status_code": 1, "status_msg": "asleep"}}, "answer is an error: asleep"),
+        ({"choices": [{"error": {"code": 502, "message": "cut off"}}]}, "answer is an error: cut off"),
+        ({"error": None, "choices": []}, "answer has no choices"),
+    ],
+)
+def test_an_error_with_status_200_is_quoted(told: Any, words: str) -> None:
+    async def main(url: str) -> None:
+        async with Endpoint(config(url, attempts=2)) as endpoint:
+            await endpoint.ask("/completions", {"prompt": "a"}, 10, choices_of, spent)
+
+    def choices_of(value: dict[str, Any]) -> None:
+        if not value.get("choices") or "error" in value["choices"][0]:
+            raise Fault("answer has no choices")
+
+    spent = Usage()
+    with openai_server(respond=lambda body: told) as server, pytest.raises(Fault, match=words):
+        asyncio.run(main(server.url))
+    assert spent == Usage(2, 20 if words.endswith("choices") else 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"error": {"message": "too hot", "code": "bad_value", "param": "n"}}, "bad_value: too hot ('n')"),
+        ({"error": {"message": "'n' is 3", "code": 400, "param": "n"}}, "'n' is 3"),
+        (
+            {"error": "Bad Request", "message": "parameter 'seed' is not allowed"},
+            "Bad Request: parameter 'seed' is not",
+        ),
+        ({"error": True, "message": "no"}, "no"),
+        ({"error": None, "message": "no"}, "no"),
+        ({"error": None}, '{"error": null}'),
+        ({"detail": [{"loc": ["body", "n"]}]}, '[{"loc": ["body", "n"]}]'),
+        (
+            {
+                "error": {
+                    "message": "Provider returned error",
+                    "code": 400,
+                    "metadata": {"raw": '{"error": {"message": "Unknown parameter: top_k"}}', "provider_name": "x"},
+                }
+            },
+            "Provider returned error: Unknown parameter: top_k",
+        ),
+        (
+            {"error": {"message": "Provider returned error", "metadata": {"raw": "no top_k"}}},
+            "Provider returned error: no",
+        ),
+    ],
+)
+def test_the_words_of_an_error_are_found_wherever_they_stand(value: Any, words: str) -> None:
+    assert error_words(value).startswith(words)
 
 
 @pytest.mark.parametrize("choose", [lambda n: {"requests": n}, lambda n: {"tokens": 7 * n}])

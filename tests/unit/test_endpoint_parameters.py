@@ -181,6 +181,38 @@ def test_a_server_that_fails_on_a_parameter_is_asked_without_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "told",
+    [
+        lambda name: error(f"Unsupported parameter: '{name}'"),
+        lambda name: {"choices": None, "base_resp": {"status_code": 2013, "status_msg": f"invalid params, {name}"}},
+        lambda name: {"error": f"{name}: not permitted", "choices": []},
+    ],
+)
+def test_a_parameter_that_is_refused_with_status_200_is_left_out(told: Callable[[str], Any]) -> None:
+    changes, server, spent = found(lambda body: (200, told("seed")) if "seed" in body else None)
+    assert changes == {"seed": None}
+    assert len(server.probes) == 2
+    assert spent == Usage(2, 20 + 3 * 2), "an error costs nothing"
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            error("the engine is asleep", code="engine_off"),
+            "does not answer: answer is an error: engine_off: the engine",
+        ),
+        ({"object": "list"}, "does not answer: answer has no choices"),
+        ({"choices": []}, "does not answer: answer has no choices"),
+    ],
+)
+def test_an_answer_without_choices_takes_no_parameters(told: dict[str, Any], words: str) -> None:
+    with pytest.raises(StopError, match=words) as caught:
+        found(lambda body: (200, told), attempts=1)
+    assert caught.value.exit_code == ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize(
     ("message", "expected"),
     [
         ("400 '[{'type': 'extra_forbidden', 'loc': ('body', 'n')", "n"),
