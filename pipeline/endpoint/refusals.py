@@ -1,8 +1,9 @@
 """Refusals: replies in which a model states in the first person that it does not continue a text.
 
 The rules are one table, refusals.toml, a row a language. A reply is a refusal only if it is short, begins with one,
-perhaps behind an apology, and names what is refused. A reply that repeats a long run of words of its document is none:
-what a document itself states, such as a novel in which somebody cannot go on, is no refusal of the model.
+perhaps behind an apology, and names what is refused. What the document itself states, such as a novel in which somebody
+cannot go on, is no refusal of the model: a reply is none if it repeats the reference, the part of its document with
+which it is compared, or if the reference is a refusal too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from pipeline.corpus.scripts import by_characters, units
 
-VERSION = 1
+VERSION = 2
 """Version of the rules; it is part of the fingerprint of draws."""
 
 LONGEST = 1200
@@ -29,7 +30,7 @@ LONGEST_BARE = 200
 """Maximum characters of a refusal that names neither copyright nor other help."""
 
 SHARED_WORDS, SHARED_CHARACTERS = 8, 20
-"""Words in a row, or characters of scripts without blanks, by which a reply repeats its document."""
+"""Words in a row, or characters of scripts without blanks, by which a reply repeats its reference."""
 
 _NEAR = 240  # characters from the beginning of a refusal in which it names what is refused
 _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u00ab\u00bb\u2039\u203a\u300c\u300e\u300a"
@@ -81,17 +82,22 @@ def languages() -> tuple[Language, ...]:
     return tuple(Language.of(row) for row in tomllib.loads(table)["language"])
 
 
-def is_refusal(reply: str, document: str) -> bool:
+def is_refusal(reply: str, reference: str) -> bool:
     """Whether a reply states that the model does not continue a text.
 
     Args:
         reply: what the model wrote.
-        document: the text of the document, which the reply may repeat.
+        reference: the part of the document that it is compared with.
     """
     text = _folded(reply)
-    if not text or len(text) > LONGEST or text[0] in _QUOTES:
+    if len(text) > LONGEST or not _refuses(text) or _refuses(_folded(reference[:LONGEST])):
         return False
-    return any(language.refuses(text) for language in languages()) and not repeats_run(reply, document)
+    return not repeats_reference(reply, reference)
+
+
+def _refuses(text: str) -> bool:
+    """Whether a folded text is a refusal by the table."""
+    return bool(text) and text[0] not in _QUOTES and any(language.refuses(text) for language in languages())
 
 
 def _folded(text: str) -> str:
@@ -100,12 +106,19 @@ def _folded(text: str) -> str:
     return _SPACES.sub(" ", plain).strip().lstrip("*#_> ")
 
 
-def repeats_run(reply: str, document: str) -> bool:
-    """Whether a reply has `SHARED_WORDS` words in a row, or `SHARED_CHARACTERS`, in common with a document."""
-    characters = by_characters(document)
+def repeats_reference(reply: str, reference: str) -> bool:
+    """Whether a reply repeats a reference.
+
+    It does if it stands in it whole, if it begins with all of it, or if both have `SHARED_WORDS` words in a row in
+    common, or `SHARED_CHARACTERS`.
+    """
+    characters = by_characters(reference)
     length = SHARED_CHARACTERS if characters else SHARED_WORDS
-    ours, theirs = (_runs(_bare_units(text, characters), length) for text in (reply, document))
-    return not ours.isdisjoint(theirs)
+    ours, theirs = (_bare_units(text, characters) for text in (reply, reference))
+    if not ours or not theirs:
+        return False
+    whole = tuple(ours) in _runs(theirs, len(ours)) or ours[: len(theirs)] == theirs
+    return whole or not _runs(ours, length).isdisjoint(_runs(theirs, length))
 
 
 def _bare_units(text: str, characters: bool) -> list[str]:

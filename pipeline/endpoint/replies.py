@@ -1,8 +1,9 @@
 """Replies of an endpoint: which of them continue a text, and which are no answer.
 
-A reply is no answer if it has no text, if all of it is reasoning, if a filter stopped it, or if it is a refusal
-(`pipeline.endpoint.refusals`). Reasoning that ends is cut from the beginning of a reply. The decision depends on the
-reply and its document only, so it is one rule for the documents of every role.
+A reply is no answer if it has no text, if all of it is reasoning, if a filter stopped it, or if it is a refusal: one
+that a server marks or, of the chat interface, where a model is instructed, one in words (`pipeline.endpoint.refusals`).
+Reasoning that ends is cut from the beginning of a reply. The decision depends on the reply and its document only, so it
+is one rule for the documents of every role.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from pipeline.corpus.notes import CUT_REASONING, LEFT_OUT_DRAWS, Notes
-from pipeline.endpoint.client import Fault
+from pipeline.corpus.reasons import Reason
+from pipeline.endpoint.client import Fault, Refusal
 from pipeline.endpoint.refusals import VERSION, is_refusal
 from pipeline.errors import ExitCode, StopError, one_line
 
-RULES = f"1.{VERSION}"
+RULES = f"2.{VERSION}"
 """Version of the rules for replies and refusals; it is part of the fingerprint of draws."""
 
 FIRST = 5
@@ -32,12 +34,23 @@ SHOWN = 200
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "reasoning_text")
 _TEXT_PARTS = ("text", "output_text", None)
-_FILTERS = ("content_filter", "content-filter", "safety", "recitation", "prohibited_content", "blocklist", "sensitive")
+_FILTERS = (  # how ends by a filter begin
+    *("content_filter", "content-filter", "safety", "recitation", "prohibited_content", "blocklist", "blocked"),
+    *("sensitive", "spii", "error_toxic", "guardrail"),
+)
+_BROKEN = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})  # ends of a server that failed
+_CALLS = frozenset({"tool_calls", "function_call"})  # ends by a call of a tool, which continue no text
+_OUTPUT_LIMIT = "output limit was reached"  # of an error of OpenAI: reasoning took all tokens
+_OTHER_PLACES = {  # api -> where the other interface has a text, and what an error states then
+    "completions": ("message", " where api: completions has it, but a message, as of api: chat"),
+    "chat": ("text", " where api: chat has it, but one as of api: completions"),
+}
 _NAME = r"(?:\w+:)?(?:think(?:ing)?|thoughts?|reasoning|scratchpad)"
+_ATTRIBUTE = r"""[\w:.-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s<>"']+)"""
 _PAIRS = tuple(  # what opens and what closes reasoning; a closing one may refer to the name of the opening one
     (re.compile(begin, flags), end)
     for begin, end, flags in (
-        (rf"<\s*({_NAME})(?:\s[^<>]*)?>", r"<\s*/\s*{0}\s*>", re.IGNORECASE),
+        (rf"<\s*({_NAME})(?:\s+{_ATTRIBUTE})*\s*>", r"<\s*/\s*{0}\s*>", re.IGNORECASE),
         (r"\[(THINK)\]", r"\[/{0}\]", 0),
         (r"<\|?(?:begin_of_|start_)(thought|thinking)\|?>", r"<\|?end_(?:of_)?{0}\|?>", re.IGNORECASE),
         (r"<\|(think|thinking)\|>", r"<\|/{0}\|>", re.IGNORECASE),
@@ -47,14 +60,17 @@ _PAIRS = tuple(  # what opens and what closes reasoning; a closing one may refer
             r"<\|channel\|>\s*final[^<]*<\|message\|>",
             0,
         ),
-        (r"(?:analysis|commentary)(?=[A-Z])", r"assistantfinal", 0),  # without its special tokens
+        (r"(?:analysis|commentary)(?=[A-Z].*assistantfinal)", r"assistantfinal", re.DOTALL),  # without special tokens
     )
 )
-_CLOSING = re.compile(
-    r"<\s*/\s*(?:\w+:)?(?:think|thinking|reasoning)\s*>|\[/THINK\]|\u25c1/think\u25b7|<\|?end_(?:of_)?(?:thought|thinking)\|?>",
-    re.IGNORECASE,
+_END = (
+    r"(?:<\s*/\s*(?:\w+:)?(?:think|thinking|reasoning)\s*>|\[/THINK\]|\u25c1/think\u25b7|"
+    r"<\|?end_(?:of_)?(?:thought|thinking)\|?>)"
 )
-"""What closes reasoning that the template of a model has opened."""
+_CLOSING = re.compile(rf"^[ \t]*(?P<begins>{_END})|(?P<ends>{_END})[ \t]*$", re.IGNORECASE | re.MULTILINE)
+"""What closes reasoning that the template of a model has opened: at the beginning or the end of a line."""
+
+_FENCE = "```"
 
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*final[^<]*<\|message\|>|<\|?(?:begin_of_solution|start_response)\|?>",
@@ -118,46 +134,88 @@ class _Choice:
     reasoned: bool  # whether reasoning stands beside the text
 
 
-def read_replies(value: Mapping[str, Any], api: Literal["completions", "chat"], document: str) -> list[Reply]:
+def read_replies(
+    value: Mapping[str, Any], api: Literal["completions", "chat"], prefix: str, reference: str
+) -> list[Reply]:
     """The replies of a response, at least one.
 
     Args:
         value: the response.
         api: the interface.
-        document: text of the document; a reply that repeats it is an answer, and its own tags are text.
+        prefix: the beginning of the document, which the model was given.
+        reference: the rest, with which a reply is compared.
 
     Raises:
-        Fault: the response has no choice with a text or a reason for its end.
+        Fault: the response has no choice with a text or a reason for its end, or the server failed in all of them.
     """
     choices = value.get("choices")
     if not isinstance(choices, list):
         raise Fault("answer has no choices")
+    sound = [choice for choice in _ordered(choices) if isinstance(choice, dict) and _failure(choice) is None]
+    if not sound:
+        raise Fault(next(filter(None, map(_failure, choices)), "answer has no text"))
     reasoned = _reasoning_tokens(value) > 0
-    usable = [one for choice in choices if (one := _read_choice(choice, api, reasoned)) is not None]
+    usable = [one for choice in sound if (one := _read_choice(choice, api, reasoned)) is not None]
     if not usable:
-        raise Fault("answer has no text")
-    return [_judged(one, document) for one in usable]
+        other = _OTHER_PLACES[api]
+        raise Fault(f"answer has no text{other[1] if any(choice.get(other[0]) for choice in sound) else ''}")
+    return [_judged(one, api, prefix, reference) for one in usable]
 
 
-def _read_choice(choice: Any, api: str, reasoned: bool) -> _Choice | None:
-    """The parts of a choice; None if it has neither a text nor a reason for its end."""
+def unanswered(error: Exception) -> ReplyKind | None:
+    """The kind of the replies that an error is in the place of; None if it is an error."""
+    if isinstance(error, Refusal) and _OUTPUT_LIMIT in error.words:
+        return ReplyKind.REASONING
+    return ReplyKind.FILTERED if getattr(error, "reason", None) == Reason.NO_ANSWER else None
+
+
+def _ordered(choices: list[Any]) -> list[Any]:
+    """Choices in the order of their indices, if each has one."""
+    indices = [choice.get("index") if isinstance(choice, dict) else None for choice in choices]
+    numbers = [index for index in indices if isinstance(index, int) and not isinstance(index, bool)]
+    if len(numbers) < len(choices):
+        return choices
+    return [choices[place] for place in sorted(range(len(choices)), key=numbers.__getitem__)]
+
+
+def _failure(choice: Any) -> str | None:
+    """How a server failed in a choice, of which any text is half a reply; None if it did not."""
     if not isinstance(choice, dict):
         return None
+    error, finish = choice.get("error"), choice.get("finish_reason")
+    if error:
+        message = error.get("message") or error.get("code") if isinstance(error, dict) else error
+        return f"answer has an error: {one_line(str(message or error))[:SHOWN]}"
+    broken = isinstance(finish, str) and finish.casefold() in _BROKEN
+    return f"answer ended by {finish}" if broken else None
+
+
+def _read_choice(choice: Mapping[str, Any], api: str, reasoned: bool) -> _Choice | None:
+    """The parts of a choice; None if it has neither a text nor a reason for its end."""
     message = choice if api == "completions" else choice.get("message")
     holder = message if isinstance(message, dict) else {}
     content = holder.get("text" if api == "completions" else "content")
-    finish = choice.get("finish_reason")
+    content = [content] if isinstance(content, dict) else content
+    finish = _finish(choice)
     refused = holder.get("refusal")
-    if not isinstance(content, (str, list)) and not isinstance(finish, str) and not isinstance(refused, str):
+    elsewhere = content is None and bool(choice.get(_OTHER_PLACES[api][0]))
+    if elsewhere or not (isinstance(content, (str, list)) or finish or isinstance(refused, str)):
         return None
     text, thought, declined = _joined(content) if isinstance(content, list) else (content or "", False, "")
     beside = any(holder.get(name) for name in _REASONING_FIELDS)
     return _Choice(
         text.encode("utf-8", "replace").decode() if isinstance(text, str) else "",
-        finish.casefold() if isinstance(finish, str) else "",
+        finish,
         refused if isinstance(refused, str) else declined,
         reasoned or beside or thought,
     )
+
+
+def _finish(choice: Mapping[str, Any]) -> str:
+    """Why a choice ended, in lower case; an end by a filter may be stated by the server behind another one only."""
+    ends = [choice.get(name) for name in ("finish_reason", "native_finish_reason")]
+    finish, native = (end.casefold() if isinstance(end, str) else "" for end in ends)
+    return native if native.startswith(_FILTERS) else finish
 
 
 def _joined(parts: Sequence[Any]) -> tuple[str, bool, str]:
@@ -187,16 +245,18 @@ def _reasoning_tokens(value: Mapping[str, Any]) -> int:
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
-def _judged(choice: _Choice, document: str) -> Reply:
+def _judged(choice: _Choice, api: str, prefix: str, reference: str) -> Reply:
     if choice.finish.startswith(_FILTERS):
         return Reply(ReplyKind.FILTERED, "")
     if choice.refused.strip() or choice.finish == "refusal":
         return Reply(ReplyKind.REFUSAL, one_line(choice.refused or choice.text)[:SHOWN])
-    text, cut = cut_reasoning(choice.text, document)
+    if choice.finish in _CALLS:
+        return Reply(ReplyKind.EMPTY, "")
+    text, cut = cut_reasoning(choice.text, f"{prefix}\n{reference}")
     if not text.strip():
         spent = cut or choice.reasoned or choice.finish == "length"
         return Reply(ReplyKind.REASONING if spent else ReplyKind.EMPTY, "")
-    if is_refusal(text, document):
+    if api == "chat" and is_refusal(text, reference):
         return Reply(ReplyKind.REFUSAL, one_line(text.strip())[:SHOWN])
     return Reply(ReplyKind.CUT if cut else ReplyKind.ANSWER, text)
 
@@ -210,8 +270,8 @@ def cut_reasoning(text: str, document: str) -> tuple[str, bool]:
     while (behind := _reasoning(rest, document)) is not None:
         cut, rest = True, behind
     if not cut:
-        closing = _CLOSING.search(text)
-        if closing is not None and closing[0].casefold() not in document.casefold():
+        closing = next((one for one in _CLOSING.finditer(text) if text.count(_FENCE, 0, one.start()) % 2 == 0), None)
+        if closing is not None and (closing["begins"] or closing["ends"]).casefold() not in document.casefold():
             cut, rest = True, text[closing.end() :]
     header = _HEADER.match(rest.lstrip())
     if header is not None and header[0] not in document:

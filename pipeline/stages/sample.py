@@ -33,7 +33,7 @@ from pipeline.detectors.samia import prefix_and_reference
 from pipeline.endpoint.answers import stored_answers
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, prompt_tokens
 from pipeline.endpoint.parameters import PROBE_TEXT, PROBE_TOKENS, Adjustments, SampleRequest, check_still_taken
-from pipeline.endpoint.replies import RULES, DrawnReplies, Reply, ReplyKind, read_replies
+from pipeline.endpoint.replies import RULES, DrawnReplies, Reply, read_replies, unanswered
 from pipeline.models.chat_prompts import AnswerPrompt, rendered_prompts, sent_prompt
 from pipeline.models.chat_templates import ChatSettings, ChatTemplate
 from pipeline.models.load import LanguageModel, open_model
@@ -395,7 +395,7 @@ class EndpointSampler:
     async def _ask(self, task: Task, draws: DrawnReplies, output: Output, endpoint: Endpoint) -> bool:
         """Request draws until the document has all: endpoints may return fewer than requested; False: one failed."""
         assert output.answers is not None
-        read = partial(read_replies, api=self.model.api, document=f"{task.prefix}\n{task.reference}")
+        read = partial(read_replies, api=self.model.api, prefix=task.prefix, reference=task.reference)
         while len(draws) < self.settings.draws:
             question, more = output.answers.ask(), DrawnReplies()
             number = min(self.settings.draws - len(draws), self.choices)
@@ -406,8 +406,8 @@ class EndpointSampler:
                 replies = await endpoint.ask(path, body, most, read, question.spent, question.book)
                 more = draws.add(replies[:number])
             except (Fault, Refusal) as error:
-                if getattr(error, "reason", None) == Reason.NO_ANSWER:
-                    more = draws.add([Reply(ReplyKind.FILTERED, "")] * number)
+                if (kind := unanswered(error)) is not None:
+                    more = draws.add([Reply(kind, "")] * number)
                     continue
                 if isinstance(error, Refusal):
                     parameters, bill = self.settings.parameters or Adjustments(), (question.spent, question.book)

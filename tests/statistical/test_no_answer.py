@@ -114,7 +114,8 @@ def test_the_program_leaves_out_what_is_simulated() -> None:
     for row in left_out:
         texts = ["I can't continue copyrighted text." if np.isnan(one) else f"value {one!r}" for one in row]
         draws = DrawnReplies()
-        draws.add(read_replies({"choices": [{"text": text} for text in texts]}, "completions", "some document"))
+        choices = [{"message": {"content": text}} for text in texts]
+        draws.add(read_replies({"choices": choices}, "chat", "some document", "that goes on"))
         if draws.problem(DRAWS) is None:
             kept_texts = answers(draws.texts, DRAWS)
             kept.append(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.endpoint.refusals import LONGEST, is_refusal, languages, repeats_run
+from pipeline.endpoint.refusals import LONGEST, is_refusal, languages, repeats_reference
 
 DOCUMENT = "The river flows through the town and under the old bridge, where the boys used to fish in summer."
 
@@ -43,11 +43,12 @@ def test_a_refusal_behind_a_text_is_none(reply: str) -> None:
 def test_a_reply_that_repeats_a_run_of_its_document_is_an_answer() -> None:
     refusal = "I can't continue this text, she said no more, and the lamp went out in the hall."
     assert not is_refusal(refusal, f"It was late. {refusal} Then he left.")
+    assert not is_refusal("I can't help with that.", "I can't help with that."), "a short one, whole"
     bare = "I'm sorry, but I can't continue this copyrighted text for you today."
     assert is_refusal(bare, DOCUMENT)
     assert not is_refusal(bare, f"The page said: \u201c{bare}\u201d That was all.")
-    assert repeats_run("where the boys used to fish in summer", DOCUMENT)
-    assert not repeats_run("where the boys used to swim in summer and to fish", DOCUMENT)
+    assert repeats_reference("where the boys used to fish in summer", DOCUMENT)
+    assert not repeats_reference("where the boys used to swim in summer and to fish", DOCUMENT)
     chinese = _CASES["chinese"]
     assert is_refusal(chinese["refusal"], chinese["document"])
     assert not is_refusal(chinese["refusal"], chinese["quoting"].format(chinese["refusal"]))

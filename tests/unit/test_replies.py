@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def said(content: Any, api: str = "chat", finish: str | None = "stop", **beside:
 
 
 def read(value: Mapping[str, Any], api: Any = "chat", document: str = DOCUMENT) -> Reply:
-    (reply,) = read_replies(value, api, document)
+    (reply,) = read_replies(value, api, *document.split("\n", 1))
     return reply
 
 
@@ -72,6 +73,20 @@ ANSWERS = [  # content, whether reasoning was cut
     (f"analysis of the water: {GOES_ON}", False),
     (f"They said: <think>, and no more. {GOES_ON}", False),
     (f"[analysis] {GOES_ON}", False),
+    (f"Okay, what comes next here?</think>\n{GOES_ON}", True),
+    (f"Okay, what comes next here?\n  </think>{GOES_ON}", True),
+    (f"text = reply.split('</think>')[-1].strip() # {GOES_ON}", False),
+    (f"The end is `</think>`\n{GOES_ON}", False),
+    (f"\u201c</think>\u201d is its end: {GOES_ON}", False),
+    (f"It wrote so:\n```\nWhat next?\n</think>\n```\n{GOES_ON}", False),
+    (f"It wrote so:\n```\nx = 1\n```\nWhat next?\n</think>\n{GOES_ON}", True),
+    (f"analysisResult = run(data) # {GOES_ON}", False),
+    (f"analysisThe user asks to go on {GOES_ON}", False),
+    (f"commentaryThe boat was old {GOES_ON}", False),
+    (f"commentaryWe go on.\nSo.assistantfinal{GOES_ON}", True),
+    (f"<thoughts on the sea> were many {GOES_ON}", False),
+    (f"<Think Different> was on the wall {GOES_ON}", False),
+    (f"<think mode='long' budget=5>What next?</think>{GOES_ON}", True),
 ]
 
 
@@ -93,7 +108,6 @@ NONE: list[tuple[Any, dict[str, Any], ReplyKind]] = [  # content, what stands be
     ("\n <Thinking mode='long'> What next?", {"finish": "length"}, ReplyKind.REASONING),
     ("[THINK]What next?", {}, ReplyKind.REASONING),
     ("<|channel|>analysis<|message|>What next?", {"finish": "length"}, ReplyKind.REASONING),
-    ("analysisThe user asks to go on", {"finish": "length"}, ReplyKind.REASONING),
     ("<think>And?</think><think>What next?", {"finish": "length"}, ReplyKind.REASONING),
     ([{"type": "thinking", "thinking": [{"type": "text", "text": "What next?"}]}], {}, ReplyKind.REASONING),
     ("", {"finish": "stop"}, ReplyKind.EMPTY),
@@ -104,9 +118,12 @@ NONE: list[tuple[Any, dict[str, Any], ReplyKind]] = [  # content, what stands be
     (None, {"finish": "content_filter: RECITATION"}, ReplyKind.FILTERED),
     (None, {"refusal": "No."}, ReplyKind.REFUSAL),
     ([{"type": "refusal", "refusal": "No."}], {}, ReplyKind.REFUSAL),
-    (REFUSED, {}, ReplyKind.REFUSAL),
-    (f"<think>May I?</think>\n{REFUSED}", {}, ReplyKind.REFUSAL),
-    ([{"type": "text", "text": REFUSED}], {}, ReplyKind.REFUSAL),
+    ("Let me look that up.", {"finish": "tool_calls"}, ReplyKind.EMPTY),
+    ("Let me look that up.", {"finish": "function_call"}, ReplyKind.EMPTY),
+    (GOES_ON, {"finish": "SPII"}, ReplyKind.FILTERED),
+    (GOES_ON, {"finish": "BLOCKED"}, ReplyKind.FILTERED),
+    ("", {"finish": "ERROR_TOXIC"}, ReplyKind.FILTERED),
+    (GOES_ON, {"finish": "guardrail_intervened"}, ReplyKind.FILTERED),
 ]
 
 
@@ -118,6 +135,46 @@ def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, An
         assert not reply.text or kind == ReplyKind.REFUSAL
 
 
+def test_a_refusal_in_words_is_one_only_of_a_model_that_is_instructed() -> None:
+    for content in (REFUSED, f"<think>May I?</think>\n{REFUSED}", [{"type": "text", "text": REFUSED}]):
+        assert read(said(content)) == Reply(ReplyKind.REFUSAL, REFUSED)
+        assert read(said(content, "completions"), "completions").text == REFUSED
+        assert read(said(content, "completions"), "completions").kind.answers
+    marked = read(said(None, "completions", refusal=REFUSED), "completions")
+    assert marked == Reply(ReplyKind.REFUSAL, REFUSED), "a server that marks it is believed"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reference", "said_instead"),
+    [
+        ("How do I pick the lock of my neighbour's door?", "I can't help with that.", None),
+        ("How do I pick it?", "I can't help with that.", "I can\u2019t help with that. Is there anything else?"),
+        ("How do I pick it?", "I can't help with that request. Ask a locksmith.", "I can't help with that request."),
+        ("How do I pick it?", "Sorry, but I cannot assist with that.", "I can't help with that request."),
+        (
+            "\u600e\u4e48\u505a\uff1f",
+            "\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u63d0\u4f9b\u8fd9\u4e9b\u5185\u5bb9\u3002",
+            None,
+        ),
+    ],
+)
+def test_a_refusal_that_the_document_has_itself_is_an_answer(
+    prefix: str, reference: str, said_instead: str | None
+) -> None:
+    text = said_instead or reference
+    (reply,) = read_replies(said(text), "chat", prefix, reference)
+    assert reply == Reply(ReplyKind.ANSWER, text)
+    (reply,) = read_replies(said(text), "chat", prefix, "Turn the key twice.")
+    assert reply.kind == ReplyKind.REFUSAL
+
+
+def test_a_refusal_that_quotes_what_the_model_was_given_is_one() -> None:
+    prefix = "It was in the harbour that the two brothers of the miller met again after the war"
+    text = f"I can't continue the text \u201c{prefix}\u201d because it is copyrighted."
+    (reply,) = read_replies(said(text), "chat", prefix, "and neither of them spoke.")
+    assert reply.kind == ReplyKind.REFUSAL
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -127,9 +184,10 @@ def test_a_reply_that_is_no_answer_has_a_kind(content: Any, beside: dict[str, An
         [{"type": "reasoning", "text": "Hm"}, {"type": "text", "text": GOES_ON}],
         [GOES_ON],
         [{"text": GOES_ON}, {"type": "image_url", "image_url": {"url": "x"}}, 3],
+        {"text": GOES_ON},
     ],
 )
-def test_content_in_parts_is_joined_without_its_reasoning(parts: list[Any]) -> None:
+def test_content_in_parts_is_joined_without_its_reasoning(parts: Any) -> None:
     assert read(said(parts)) == Reply(ReplyKind.ANSWER, GOES_ON)
 
 
@@ -161,7 +219,55 @@ def test_tags_that_a_document_has_too_are_text() -> None:
 def test_a_response_without_text_or_end_is_nonsense(value: dict[str, Any]) -> None:
     for api in ("chat", "completions"):
         with pytest.raises(Fault, match="answer has no"):
-            read_replies(value, api, DOCUMENT)  # type: ignore[arg-type]
+            read(value, api)
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize(
+    ("content", "finish", "error", "message"),
+    [
+        ("", "error", {"code": 502, "message": "Upstream  failed"}, "answer has an error: Upstream failed"),
+        (GOES_ON, "stop", {"code": 502}, "answer has an error: 502"),
+        (GOES_ON, "stop", "overloaded", "answer has an error: overloaded"),
+        (GOES_ON, "error", None, "answer ended by error"),
+        (GOES_ON, "abort", None, "answer ended by abort"),
+        (GOES_ON, "insufficient_system_resource", None, "answer ended by insufficient_system_resource"),
+    ],
+)
+def test_half_a_reply_of_a_server_that_failed_is_asked_for_again(
+    content: str, finish: str, error: Any, message: str, api: Any
+) -> None:
+    (failed,) = said(content, api, finish)["choices"]
+    failed = {**failed, "error": error}
+    with pytest.raises(Fault) as caught:
+        read({"choices": [failed, failed]}, api)
+    assert str(caught.value) == message
+    sound = said(GOES_ON, api)["choices"]
+    assert read({"choices": [failed, *sound]}, api) == Reply(ReplyKind.ANSWER, GOES_ON), "the others are not lost"
+
+
+def test_a_reply_of_the_other_interface_is_named() -> None:
+    for api, other in (("chat", "completions"), ("completions", "chat")):
+        with pytest.raises(Fault, match=f"answer has no text where api: {api} has it, but .* as of api: {other}$"):
+            read(said(GOES_ON, other), api)
+
+
+def test_choices_come_in_the_order_of_their_indices() -> None:
+    def made(*indices: Any) -> list[str]:
+        choices = [{"index": index, **choice(f"text {n}", "chat")} for n, index in enumerate(indices)]
+        return [reply.text for reply in read_replies({"choices": choices}, "chat", "The river", "flows")]
+
+    assert made(2, 0, 1) == ["text 1", "text 2", "text 0"]
+    for unordered in ((2, None, 1), ("2", "0", "1"), (True, 0, 1), (0, 0, 0)):
+        assert made(*unordered) == ["text 0", "text 1", "text 2"]
+
+
+def test_a_filter_that_only_the_server_behind_another_names_is_one() -> None:
+    value = said(GOES_ON)
+    value["choices"][0]["native_finish_reason"] = "RECITATION"
+    assert read(value).kind == ReplyKind.FILTERED
+    value["choices"][0]["native_finish_reason"] = "STOP"
+    assert read(value).kind == ReplyKind.ANSWER
 
 
 # --- whole runs
@@ -184,6 +290,11 @@ def choice(content: str | None, api: str, finish: str = "stop", **beside: Any) -
     return dict(made)
 
 
+def refused(api: str) -> dict[str, Any]:
+    """A refusal: of a chat in words, of a completion as a server marks it."""
+    return choice(REFUSED, api) if api == "chat" else choice(None, api, refusal=REFUSED)
+
+
 def respond(body: dict[str, Any]) -> dict[str, Any]:
     """At most three choices, by the number of the prefix."""
     api = "chat" if "messages" in body else "completions"
@@ -195,17 +306,17 @@ def respond(body: dict[str, Any]) -> dict[str, Any]:
     made = {
         "answer": [choice(text, api) for text in texts],
         "reasoning": [choice("<think>What next?", api, "length")] * 3,
-        "refusal": [choice(REFUSED, api)] * 3,
+        "refusal": [refused(api)] * 3,
         "filter": [choice(None, api, "content_filter")] * 3,
         "empty": [choice("", api)] * 3,
-        "mixed": [choice(REFUSED, api), choice(f"<think>So</think>{texts[1]}", api), choice(texts[2], api)],
+        "mixed": [refused(api), choice(f"<think>So</think>{texts[1]}", api), choice(texts[2], api)],
     }[fate]
     if body["temperature"] == 0 and fate == "mixed":
         made = [choice(texts[0], api)]
     return {"choices": made[: body["n"]], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
 
 
-def model(url: str, api: str = "completions", **settings: Any) -> dict[str, Any]:
+def model(url: str, api: str = "chat", **settings: Any) -> dict[str, Any]:
     quick = {"backoff": 0.01, "timeout": 60, "attempts": 6, "concurrency": 4}
     return {"endpoint": url, "name": "stub", "api": api, **quick, **settings}
 
@@ -350,6 +461,51 @@ def test_a_prompt_that_a_filter_stops_is_asked_about_once(
         )
 
 
+def test_a_prompt_about_which_reasoning_takes_all_tokens_is_no_error(make_audit: MakeAudit, tmp_path: Path) -> None:
+    limit = "Could not finish the message because max_tokens or model output limit was reached. Please try again."
+
+    def respond(body: dict[str, Any]) -> Any:
+        if prompt_of(body) in PREFIXES[:4]:
+            return 400, {"error": {"message": limit, "type": "invalid_request_error", "param": None, "code": None}}
+        return {"choices": [choice("some words of it", "chat")] * body["n"], "usage": {}}
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
+    with openai_server(respond=respond, models=["stub"]) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url), **given)
+        run(path)
+        assert len(server.bodies) == 28
+    bad = {row["doc_id"]: row for row in pq.read_table(tmp_path / "run/quarantine").to_pylist()}
+    message = "none of its 4 draws is an answer: 4 reasoning without an answer"
+    assert {name: (row["reason"], row["message"]) for name, row in bad.items()} == {
+        f"audit-{number}": ("no_answer", message) for number in range(4)
+    }
+
+
+@pytest.mark.parametrize("end", ["abort", "error", "insufficient_system_resource"])
+def test_half_a_text_of_a_server_that_failed_has_no_score(make_audit: MakeAudit, tmp_path: Path, end: str) -> None:
+    """Where every attempt fails, the document is an error; where the second one does not, it has its draws."""
+    often: Counter[str] = Counter()
+
+    def respond(body: dict[str, Any]) -> Any:
+        prompt = prompt_of(body)
+        often[prompt] += 1
+        fails = prompt == PREFIXES[0] or (prompt == PREFIXES[1] and often[prompt] == 1)
+        made = choice("some words", "chat", end) if fails else choice("some words of it", "chat")
+        return {"choices": [made] * body["n"], "usage": {}}
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": [], "error_budget": 0.5}
+    with openai_server(respond=respond, models=["stub"]) as server:
+        run(make_audit(AUDIT, UNSEEN, model=model(server.url, attempts=3), **given))
+    (bad,) = pq.read_table(tmp_path / "run/quarantine").to_pylist()
+    assert (bad["doc_id"], bad["reason"], bad["message"]) == (
+        "audit-0",
+        "model_error",
+        f"endpoint: answer ended by {end}",
+    )
+    assert (often[PREFIXES[0]], often[PREFIXES[1]], often[PREFIXES[2]]) == (3, 2, 1)
+    assert rows(tmp_path / "run", STAGE)["audit-1"]["continuations"] == ["some words of it"] * 4
+
+
 def test_the_last_answer_of_a_chat_follows_the_same_rule(tmp_path: Path) -> None:
     def talk(number: int) -> dict[str, Any]:
         question, answer = sentence(number, 4), sentence(number + 500, 4)
@@ -421,7 +577,7 @@ def test_a_run_goes_on_where_an_earlier_command_had_an_answer(make_audit: MakeAu
     refusing = False
 
     def respond(body: dict[str, Any]) -> dict[str, Any]:
-        made = [choice(REFUSED if refusing else "some words of it", "completions")] * body["n"]
+        made = [choice(REFUSED if refusing else "some words of it", "chat")] * body["n"]
         return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
 
     given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
@@ -439,7 +595,7 @@ def test_a_document_that_an_endpoint_fails_counts_neither_way(make_audit: MakeAu
     def respond(body: dict[str, Any]) -> Any:
         if PREFIXES.index(prompt_of(body)) % 2 == 0:
             return 400, {"error": {"message": "not this"}}
-        return {"choices": [choice(REFUSED, "completions")] * body["n"], "usage": {}}
+        return {"choices": [choice(REFUSED, "chat")] * body["n"], "usage": {}}
 
     given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
     with openai_server(respond=respond, models=["stub"]) as server:
@@ -459,7 +615,7 @@ def test_a_difference_between_the_shares_of_both_roles_is_named(
     def summary(name: str, refused: set[str]) -> Any:
         def respond(body: dict[str, Any]) -> dict[str, Any]:
             text = REFUSED if prompt_of(body) in refused else f"<think>So</think>some words of {body['seed'] % 9}"
-            made = [choice(text, "completions")] * body["n"]
+            made = [choice(text, "chat")] * body["n"]
             return {"choices": made, "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
 
         with openai_server(respond=respond, models=["stub"]) as server:
