@@ -59,12 +59,19 @@ def _base_url(value: Any) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path or "/v1", "", ""))
 
 
-_SENT = ("authorization", "content-length", "content-type", "host", "accept-encoding", "connection")
+_SENT = frozenset(
+    {
+        *("authorization", "accept", "accept-encoding", "connection", "content-encoding", "content-length"),
+        *("content-type", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"),
+    }
+)
 _SECRET = re.compile(
     r"(?:\b|[a-z])(?:keys?|token)\b|\b(?:secret|auth|authorization|pass(?:word|wd)?|signature|credentials?|cookie)\b"
     r"|^(?:sig|code)$",
     re.IGNORECASE,
 )
+
+_BUDGET = re.compile(r"(?:think|reason)\w*.*(?:budget|max_tokens)", re.IGNORECASE)
 
 SET_KEYS = frozenset(
     {
@@ -83,13 +90,16 @@ def names_secret(name: str) -> bool:
 
 def _check_headers(value: dict[str, str]) -> dict[str, str]:
     """Check names of headers, and that what stands beside them is the name of an environment variable, and no key."""
+    spellings = [name.lower() for name in value]
+    if twice := next((name for name in value if spellings.count(name.lower()) > 1), None):
+        raise ValueError(f"has header {twice} twice: capitals make no difference")
     for name, variable in value.items():
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
             raise ValueError(f"{name!r} is no name of a header")
         if name.lower() in _SENT:
             extra = ": the key of key_variable is sent in it" if name.lower() == "authorization" else ""
             raise ValueError(f"header {name} is set with every request{extra}")
-        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):  # it may be a key
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable) or _holds_key(variable):
             raise ValueError(
                 f"header {name} must have the name of an environment variable in capitals, such as AZURE_KEY: its "
                 "value is read there, and keys stand in no configuration"
@@ -97,8 +107,29 @@ def _check_headers(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _holds_key(variable: str) -> bool:
+    """Whether what should be the name of a variable has a part of 16 or more letters and digits, as keys have."""
+    return any(len(part) >= 16 and re.search(r"\d", part) and re.search(r"\D", part) for part in variable.split("_"))
+
+
+def _check_variable(value: str) -> str:
+    """Check that a name of an environment variable is none of a key itself, which messages would show."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value) or _holds_key(value):
+        raise ValueError(
+            "must be the name of an environment variable, such as OPENAI_API_KEY, got something else: the key is read "
+            "there, and keys stand in no configuration"
+        )
+    return value
+
+
+def _no_blank(value: Any) -> Any:
+    """An empty mapping for a key without a value."""
+    return {} if value is None else value
+
+
 def _query_texts(value: Any) -> Any:
     """The values of a query as texts: YAML reads 2024-10-21 as a date."""
+    value = _no_blank(value)
     if not isinstance(value, dict):
         return value
     if secret := next((name for name in value if names_secret(str(name))), None):
@@ -116,6 +147,14 @@ def _check_extra(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
             "detectors, and choices limits n)"
         )
     return value
+
+
+def _reasoning_budget(value: JsonValue, key: str = "") -> int:
+    """The largest number of tokens below a key that budgets reasoning, >= 0."""
+    if isinstance(value, dict):
+        return max((_reasoning_budget(one, f"{key} {name}") for name, one in value.items()), default=0)
+    counts = isinstance(value, int) and not isinstance(value, bool)
+    return max(0, int(value)) if counts and _BUDGET.search(key) else 0  # type: ignore[arg-type]
 
 
 class BudgetConfig(Section):
@@ -145,16 +184,16 @@ class EndpointConfig(Section):
     log_probs: Literal["auto", "prompt_logprobs", "echo", "none"] = Field(
         "auto", description="How the endpoint gives log-probabilities of a prompt; auto tries both ways."
     )
-    key_variable: str = Field(
+    key_variable: Annotated[str, AfterValidator(_check_variable)] = Field(
         "SEENSET_API_KEY", min_length=1, description="Environment variable with the key; unset: none is sent."
     )
-    headers: Annotated[dict[str, str], AfterValidator(_check_headers)] = Field(
+    headers: Annotated[dict[str, str], BeforeValidator(_no_blank), AfterValidator(_check_headers)] = Field(
         {}, description="Further headers, by name: the environment variable that holds the value."
     )
     query: Annotated[dict[str, str], BeforeValidator(_query_texts)] = Field(
         {}, description="Parameters of the address of every request, such as api-version."
     )
-    extra: Annotated[dict[str, JsonValue], AfterValidator(_check_extra)] = Field(
+    extra: Annotated[dict[str, JsonValue], BeforeValidator(_no_blank), AfterValidator(_check_extra)] = Field(
         {}, description="Further keys of the body of every request."
     )
     concurrency: int = Field(16, ge=1, le=1024, description="Most requests at a time.")
@@ -173,6 +212,11 @@ class EndpointConfig(Section):
     def variables(self) -> list[str]:
         """The environment variables with secrets: the key's, and those of headers."""
         return list(dict.fromkeys([self.key_variable, *self.headers.values()]))
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens that `extra` allows for the reasoning of a draw, which services count in its `max_tokens`; >= 0."""
+        return _reasoning_budget(self.extra)
 
     @property
     def identity(self) -> str:

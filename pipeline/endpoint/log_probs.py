@@ -187,13 +187,20 @@ def _of_echo(value: Mapping[str, Any], choice: Mapping[str, Any], prompt: str) -
 def _likeliest(top: Any) -> dict[str, float]:
     """The candidates of a place by text: a mapping from texts to values, or a list of entries with both."""
     if isinstance(top, list):
-        top = {entry.get("token"): entry.get("logprob") for entry in top if isinstance(entry, dict)}
+        entries = [entry for entry in top if isinstance(entry, dict) and isinstance(entry.get("token"), str)]
+        top = {entry["token"]: entry.get("logprob") for entry in entries}
     pairs = top.items() if isinstance(top, dict) else ()
     return {text: value for text, value in pairs if isinstance(text, str) and _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether a JSON value is a number that fits a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +357,7 @@ def _check_read_again(first: Sequence[float], again: Sequence[float]) -> None:
     number = len(first) - 2  # the first tokens may be others behind a blank
     gains = [after - before for before, after in zip(first[-number:], again[-number:], strict=True)]
     gain = statistics.fmean(gains)
-    if gain < -LOWER_AGAIN * statistics.stdev(gains) / math.sqrt(number):
+    if gain < -max(HIGHEST, LOWER_AGAIN * statistics.stdev(gains) / math.sqrt(number)):
         raise FormError(
             f"a text that it reads again is less likely by {-gain:.1f} a token: its log-probabilities are not those of "
             "the tokens beside them"

@@ -45,20 +45,38 @@ _OUTPUT_LIMIT = "output limit was reached"
 _OF_A_LENGTH = re.compile(r"context|too (?:large|long|many)|maximum length|output limit|input tokens", re.IGNORECASE)
 _NOT_BOTH = re.compile(r"\bboth\b|\bonly one of\b|\buse only one\b|\beither\b", re.IGNORECASE)
 _OF_ONE_REQUEST = re.compile(r"[\w-]*\d[\w-]*")
-_PATTERNS = {name: re.compile(rf"(?<![\w.-]){name}(?![\w-])") for name in ("top_p", "top_k", "seed", "temperature")} | {
-    "n": re.compile(r"""["'`]n["'`\\]|\bn\b *(?:[:=<>]|must|should|is|greater|larger|parameter)"""),
-    "max_tokens": re.compile(r"(?<![\w.-])max_(?:completion_)?tokens(?![\w-])"),
+_BEFORE = r"(?:(?<![\w.-])|(?<=body\.)|(?<=config\.)|(?<=parameters\.)|(?<=request\.))"
+_PATTERNS = {
+    name: re.compile(rf"{_BEFORE}{name}(?![\w-])", re.IGNORECASE) for name in ("top_p", "top_k", "seed", "temperature")
+} | {
+    "n": re.compile(
+        r"""["'`\[]n["'`\\\]]|"""
+        r"""(?i:parameters?|arguments?|fields?|property|keys?|supplied|model|option)[: ] *n(?![\w-])|"""
+        rf"""{_BEFORE}n\b *(?:[:=<>]|must|should|greater|larger|parameter|value of|exceeds"""
+        r"""|is (?:not|un|too|only|limited|greater|larger|above|out))"""
+    ),
+    "max_tokens": re.compile(rf"{_BEFORE}max_(?:completion_)?tokens(?![\w-])"),
 }
 """How messages name a parameter: a single letter is part of many messages."""
 
-Names = Mapping[str, str | None]
+_LIMIT = re.compile(
+    r"(?:<=?|at most|maximum(?: value)?(?: of| is|:)?|up to|(?:less|lower) than or equal to|no more than|not exceed"
+    r"|limited to|between \d+ and) *(\d{1,4})(?![\d.])",
+    re.IGNORECASE,
+)
+"""How messages state the largest value of a parameter."""
+
+Change = str | int | None
+"""The name under which a parameter is sent, or its largest value; None: it is left out."""
+
+Names = Mapping[str, Change]
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
     """The changes of the parameters of all requests to an endpoint, because it refuses some of them."""
 
-    names: tuple[tuple[str, str | None], ...] = ()  # parameter -> the name under which it is sent; None: it is left out
+    names: tuple[tuple[str, Change], ...] = ()  # parameter -> its change
 
     @classmethod
     def of(cls, names: Names) -> Adjustments:
@@ -66,20 +84,36 @@ class Adjustments:
         return cls(tuple((name, names[name]) for name in EFFECTS if name in names))
 
     def adjust(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The body of a request without the parameters that are left out, and with the other names."""
-        names = dict(self.names)
-        return {sent: value for name, value in body.items() if (sent := names.get(name, name)) is not None}
+        """The body of a request without the parameters that are left out, with the other names and largest values."""
+        names, adjusted = dict(self.names), dict[str, Any]()
+        for name, value in body.items():
+            change = names.get(name, name)
+            if isinstance(change, int):
+                adjusted[name] = min(value, change)
+            elif change is not None:
+                adjusted[change] = value
+        return adjusted
 
-    def fingerprint(self) -> dict[str, str | None]:
+    def most_draws(self, choices: int) -> int:
+        """The number of draws in a request, at most `choices`."""
+        change = dict(self.names).get("n", choices)
+        return min(choices, change) if isinstance(change, int) else 1
+
+    def fingerprint(self) -> dict[str, Change]:
         """The changes as in the fingerprint of a stage and in a manifest; the argument of `of`."""
         return dict(self.names)
 
     def sentences(self) -> list[str]:
         """A clause for each change, with its effect."""
-        return [
-            f"{name} is refused and left out: {EFFECTS[name]}" if sent is None else f"{name} is sent as {sent}"
-            for name, sent in self.names
-        ]
+        return [_sentence(name, change) for name, change in self.names]
+
+
+def _sentence(name: str, change: Change) -> str:
+    if change is None:
+        return f"{name} is refused and left out: {EFFECTS[name]}"
+    if isinstance(change, int):
+        return f"{name} is refused above {change}: more draws are several requests, and each has its prompt billed"
+    return f"{name} is sent as {change}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +127,8 @@ class SampleRequest:
     def max_cost(self) -> int:
         """Maximum number of tokens of an attempt."""
         sent = self.body.get("prompt", self.body.get("messages"))
-        return prompt_tokens(str(sent)) + PROBE_TOKENS * int(self.body.get("n", 1))
+        each = max(PROBE_TOKENS, int(self.body.get("max_tokens", PROBE_TOKENS)))
+        return prompt_tokens(str(sent)) + each * int(self.body.get("n", 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +181,7 @@ async def find_adjustments(
         return refused
 
     body = dict(request.body)
-    names, refused, innocent = dict[str, str | None](), await attempt({}), set[str]()
+    names, refused, innocent = dict[str, Change](), await attempt({}), set[str]()
     while refused is not None:
         name = named_parameter(refused.words, [one for one in _still_sent(body, names) if one not in innocent])
         if name is None:
@@ -154,13 +189,22 @@ async def find_adjustments(
             if added is None and last.failed:
                 raise _no_answer(endpoint, last.words)
             return Adjustments.of(added or {})
-        changed = {**names, name: RENAMED if name == "max_tokens" and name not in names else None}
+        changed = {**names, name: _change(name, refused.words, body, names)}
         after = await attempt(changed)
-        if after is not None and after.resembles(refused):
+        if after is not None and after.resembles(refused) and not isinstance(changed[name], int):
             innocent.add(name)
         else:
             names, refused = changed, after
     return Adjustments.of(names)
+
+
+def _change(name: str, words: str, body: Mapping[str, Any], names: Names) -> Change:
+    """What to try for a parameter that a refusal names."""
+    if name == "max_tokens" and name not in names:
+        return RENAMED
+    sent = names.get(name, body[name])
+    stated = _LIMIT.search(words) if name == "n" else None
+    return int(stated[1]) if stated is not None and isinstance(sent, int) and 1 < int(stated[1]) < sent else None
 
 
 async def check_still_taken(
@@ -223,7 +267,7 @@ async def _refusal(
     except Refusal as error:
         return None if _OUTPUT_LIMIT in error.words else _Refused(error.words)
     except Fault as fault:
-        if fault.status in (200, 500):  # some servers fail on unknown parameters
+        if fault.status in (200, 500, 502):  # some servers fail on unknown parameters
             return _Refused(str(fault), failed=True)
         raise _no_answer(endpoint, str(fault)) from None
     finally:
@@ -235,7 +279,7 @@ def _no_answer(endpoint: Endpoint, reason: str) -> StopError:
     return StopError(f"endpoint {endpoint.config.endpoint} does not answer: {reason}", ExitCode.INCOMPLETE)
 
 
-async def _add_one_by_one(body: Mapping[str, Any], names: Names, attempt: Attempt) -> dict[str, str | None] | None:
+async def _add_one_by_one(body: Mapping[str, Any], names: Names, attempt: Attempt) -> dict[str, Change] | None:
     """Find refused parameters that no message names; None if the request is refused without them, too.
 
     Args:

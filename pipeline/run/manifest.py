@@ -77,10 +77,10 @@ class RecordedModel(Record):
     shape: dict[str, JsonValue] | None = Field(
         None, description="Its dimensions, which determine the batches on a GPU; null on a CPU."
     )
-    parameters: dict[str, dict[str, str | None]] = Field(
+    parameters: dict[str, dict[str, str | int | None]] = Field(
         {},
         description="Of an endpoint, by folder of the answers: the parameters of requests that it refuses, with the "
-        "name under which they are sent instead; null where they are left out.",
+        "name under which they are sent instead, or the largest value; null where they are left out.",
     )
 
     @property

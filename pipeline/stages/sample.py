@@ -313,8 +313,7 @@ class EndpointSampler:
         assert stage.endpoint is not None
         self.model: EndpointConfig = stage.endpoint
         self.endpoint = placement.endpoint
-        dropped = ("n", None) in (self.settings.parameters or Adjustments()).names
-        self.choices = 1 if dropped else self.model.choices
+        self.choices = (self.settings.parameters or Adjustments()).most_draws(self.model.choices)
         self._rows_of = json_digest(without(stage.fingerprint, stage.grows))[:16]  # of any shard
         if patient and self.endpoint is not None:
             self.endpoint.start.over = True
@@ -400,7 +399,7 @@ class EndpointSampler:
             question, more = output.answers.ask(), DrawnReplies()
             number = min(self.settings.draws - len(draws), self.choices)
             path, body = self._request(task, len(draws), number)
-            most = self._prompt_tokens(task) + number * task.max_new_tokens
+            most = self._prompt_tokens(task) + number * (task.max_new_tokens + self.model.reasoning_tokens)
             first = len(draws)
             try:
                 replies = await endpoint.ask(path, body, most, read, question.spent, question.book)
@@ -468,7 +467,7 @@ def _drawing(settings: SampleSettings, most: int, number: int, seed: int) -> dic
     assert isinstance(settings.model, EndpointConfig)
     body: dict[str, Any] = {
         "model": settings.model.name,
-        "max_tokens": most,
+        "max_tokens": most + settings.model.reasoning_tokens,
         "temperature": continued.temperature,
         "top_p": continued.top_p,
         "n": number,
@@ -540,7 +539,7 @@ def _questions(config: AuditConfig, size: DocumentSize) -> list[Questions]:
         requests = math.ceil(samples.draws / model.choices)
         prompt, answer = size.split(samples.continued.prefix_ratio)
         prompt += len(model.instruction) if instructed else 0
-        limit = token_limit(round(answer), samples.continued)
+        limit = token_limit(round(answer), samples.continued) + model.reasoning_tokens
         questions.append(Questions(model, requests, requests * prompt, samples.draws * limit))
     return questions
 

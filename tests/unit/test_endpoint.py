@@ -302,6 +302,24 @@ def test_values_of_headers_alone_are_not_in_the_fingerprint() -> None:
     assert plain["model"] == f"stub at {url}, completions"
 
 
+def test_keys_of_an_endpoint_without_a_value_are_empty() -> None:
+    asked = config("http://127.0.0.1:9/v1", headers=None, query=None, extra=None)
+    assert (asked.headers, asked.query, asked.extra) == ({}, {}, {})
+
+
+def test_names_of_a_query_that_hold_no_secret_are_taken() -> None:
+    names = ("api-version", "author", "country_code", "max_tokens", "keyword", "region", "tokenizer")
+    assert config("http://127.0.0.1:9/v1", query=dict.fromkeys(names, "1")).query.keys() == {*names}
+    assert config("http://127.0.0.1:9/v1", key_variable="my_key_2", headers={"X": "TEAM_2024_KEY"})
+
+
+HEXADECIMAL = "ABCDEF0123456789ABCDEF0123456789"
+SECRET_NAMES = (
+    *("api_key", "x-api-key", "auth", "X-Goog-Api-Key", "apikey", "accessToken", "client_secret", "X-Amz-Signature"),
+    *("password", "sig", "code", "subscription-key", "authToken"),
+)
+
+
 @pytest.mark.parametrize(
     ("given", "part"),
     [
@@ -315,7 +333,20 @@ def test_values_of_headers_alone_are_not_in_the_fingerprint() -> None:
         ),
         ({"headers": {"Content-Type": "KEY"}}, "header Content-Type is set with every request"),
         ({"headers": {"a b": "KEY"}}, "'a b' is no name of a header"),
-        ({"query": {"api_key": "sk-sesame"}}, "may not have api_key: keys come from the environment alone"),
+        ({"headers": {"api-key": HEXADECIMAL}}, "header api-key must have the name of an environment variable"),
+        ({"headers": {"Api-Key": "A", "api-key": "B"}}, "has header Api-Key twice: capitals make no difference"),
+        *(
+            ({"headers": {name: "KEY"}}, f"header {name} is set with every request")
+            for name in ("Transfer-Encoding", "Content-Length", "Host", "Accept")
+        ),
+        *(
+            ({"key_variable": key}, "must be the name of an environment variable, such as OPENAI_API_KEY")
+            for key in ("sk-sesame", HEXADECIMAL)
+        ),
+        *(
+            ({"query": {name: "sk-sesame"}}, f"may not have {name}: keys come from the environment alone")
+            for name in SECRET_NAMES
+        ),
         ({"extra": {"temperature": 0.3}}, "may not have temperature, which requests set themselves"),
         ({"extra": {"stream": True}}, "may not have stream"),
         ({"extra_body": {"min_p": 0.3}}, "did you mean 'extra'?"),
@@ -329,6 +360,7 @@ def test_what_requests_may_not_have_is_refused_by_name(given: dict[str, Any], pa
         build_config(described)
     assert part in str(caught.value)
     assert "sk-sesame" not in str(caught.value)
+    assert HEXADECIMAL not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

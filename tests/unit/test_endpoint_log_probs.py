@@ -320,6 +320,34 @@ def test_what_is_no_log_probability_of_the_prompt_stops_before_the_first_documen
     assert len(message) < 1000
 
 
+def listing(top: Any) -> Callable[[dict[str, Any], list[Any]], Any]:
+    """The likeliest tokens of each place."""
+
+    def change(answer: dict[str, Any], values: list[Any]) -> None:
+        answer["choices"][0]["logprobs"]["top_logprobs"] = [top] * len(values)
+
+    return change
+
+
+def nearly_certain(answer: dict[str, Any], values: list[Any]) -> None:
+    """Of a model that knows both probes by heart: values of the longer one are lower by their rounding."""
+    del answer["choices"][0]["logprobs"]["top_logprobs"]
+    values[2:] = [-1e-4 - 1e-7 * (len(values) > 2 * SHORT)] * (len(values) - 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        listing({" x": -(10**400)}),
+        listing([{"token": ["a"], "logprob": 1}, {"token": {}, "logprob": None}, "x"]),
+        nearly_certain,
+    ],
+)
+def test_what_stands_beside_log_probabilities_stops_no_run(change: Callable[[dict[str, Any], list[Any]], Any]) -> None:
+    with openai_server(respond=of_openai(change)) as server:
+        assert check_stages(build_config(audit(server.url)))
+
+
 def at_last(respond: Respond, spoilt: Respond) -> Respond:
     """A server whose answers to documents, and not to probes, are spoilt."""
     return lambda body: (respond if body["prompt"] in PROBES else spoilt)(body)

@@ -11,6 +11,7 @@ from pipeline.endpoint.client import Endpoint, Refusal, Usage
 from pipeline.endpoint.parameters import (
     MOST_PROBES,
     PROBE_TEXT,
+    PROBE_TOKENS,
     Adjustments,
     SampleRequest,
     check_still_taken,
@@ -18,6 +19,9 @@ from pipeline.endpoint.parameters import (
     named_parameter,
 )
 from pipeline.errors import ExitCode, StopError
+from pipeline.plan.description import build_config
+from pipeline.stages.base import StagePlan
+from pipeline.stages.registry import STAGES, plan_stages
 from tests.helpers.openai_server import Said, openai_server
 
 ALL: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "n": 3, "seed": 7, "top_k": 50}
@@ -142,6 +146,61 @@ def test_refused_parameters_are_found(refuse: Refuse, expected: dict[str, Any], 
     assert [sentence.split()[0] for sentence in Adjustments.of(changes).sentences()] == list(changes)
 
 
+def limited(words: str, most: int) -> Refuse:
+    """A server that takes a few draws, and states how many."""
+    return lambda body: error(words.replace("N", str(body["n"]))) if body.get("n", 1) > most else None
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "expected", "requests"),
+    [
+        ("Invalid 'n': integer above maximum value. Expected a value <= 8, but got N instead.", 8, 8, 2),
+        ("n must be between 1 and 4", 4, 4, 2),
+        ("'n' : number must be at most 5", 5, 5, 2),
+        ("n must be at most 8", 2, None, 3),
+        ("'n' : number must be at most 1", 1, None, 2),
+        ("'n' is N, and at most 32", 4, None, 2),
+        ("Invalid 'n'", 4, None, 2),
+    ],
+)
+def test_draws_are_limited_as_the_refusal_says(words: str, most: int, expected: int | None, requests: int) -> None:
+    body = {**BODY, "n": 16}
+    changes, server, _ = found(limited(words, most), SampleRequest("/chat/completions", body))
+    assert changes == {"n": expected}
+    assert len(server.probes) == requests
+    adjusted = Adjustments.of(changes)
+    assert adjusted.adjust(body).get("n") == expected
+    assert adjusted.adjust({**body, "n": 2}).get("n") == (expected and 2)
+    assert (adjusted.most_draws(16), adjusted.most_draws(3)) == ((expected or 1), min(3, expected or 1))
+    stated = "n is refused and left out" if expected is None else f"n is refused above {expected}: more draws are"
+    assert adjusted.sentences()[0].startswith(stated)
+
+
+@pytest.mark.parametrize(
+    ("extra", "tokens"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ({"reasoning": {"max_tokens": 2000}}, 2000),
+        ({"google": {"thinking_config": {"thinking_budget": 512}}}, 512),
+        ({"thinking_budget": -1, "reasoning_effort": "low", "min_p": 3, "budget_tokens": True}, 0),
+    ],
+)
+def test_a_budget_of_reasoning_is_added_to_the_length_of_a_draw(extra: dict[str, Any], tokens: int) -> None:
+    def refuse(body: dict[str, Any]) -> Any:
+        words = "`max_tokens` must be greater than `thinking.budget_tokens`."
+        return error(words) if body.get("max_tokens", 0) <= tokens else None
+
+    model = config("http://127.0.0.1:9/v1", extra=extra)
+    assert model.reasoning_tokens == tokens
+    described = {"run": "run", "corpus": {"audit": {"path": "a"}}, "detectors": [{"samia": {"draws": 3}}]}
+    stage = plan_stages(StagePlan(build_config({**described, "model": model.model_dump()})))[0]
+    request = next(kind.request for kind in STAGES if kind.request is not None and kind.contains(stage))(stage)
+    assert request.body["max_tokens"] == PROBE_TOKENS + tokens
+    assert request.max_cost > 3 * (PROBE_TOKENS + tokens)
+    changes, server, _ = found(refuse, request, extra=extra)
+    assert (changes, len(server.probes)) == ({}, 1)
+
+
 def test_a_temperature_that_is_not_taken_is_named_with_its_effect() -> None:
     body = {**BODY, "temperature": 0.7}
     changes, *_ = found(reasoning, SampleRequest("/chat/completions", body))
@@ -167,15 +226,16 @@ def test_the_search_is_paid_from_the_budget() -> None:
     assert spent == Usage(2, 20 + 3 * 2), "a refusal costs nothing, and the answer what it states"
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [500, 502, 503])
 def test_a_server_that_does_not_answer_is_no_server_that_refuses(status: int) -> None:
     with pytest.raises(StopError, match=f"does not answer: {status} down") as caught:
         found(lambda body: (status, error("down")))
     assert caught.value.exit_code == ExitCode.INCOMPLETE
 
 
-def test_a_server_that_fails_on_a_parameter_is_asked_without_it() -> None:
-    changes, server, _ = found(lambda body: (500, error("list index out of range")) if "top_k" in body else None)
+@pytest.mark.parametrize("status", [500, 502])
+def test_a_server_that_fails_on_a_parameter_is_asked_without_it(status: int) -> None:
+    changes, server, _ = found(lambda body: (status, error("list index out of range")) if "top_k" in body else None)
     assert changes == {"top_k": None}
     assert len(server.probes) == 9, "two requests with top_k are made twice"
 
@@ -218,6 +278,18 @@ def test_an_answer_without_choices_takes_no_parameters(told: dict[str, Any], wor
         ("400 '[{'type': 'extra_forbidden', 'loc': ('body', 'n')", "n"),
         ('422 [{"type": "extra_forbidden", "loc": ["body", "n"]', "n"),
         ("400 n must be 1", "n"),
+        ("400 Unknown parameter n", "n"),
+        ("400 Unrecognized request argument supplied: n", "n"),
+        ("400 Argument not supported on this model: n", "n"),
+        ("400 extraneous key [n] is not permitted", "n"),
+        ("400 n value of 8 exceeds the limit", "n"),
+        ("400 body.n: not permitted", "n"),
+        ("400 n is not supported", "n"),
+        ("400 the number n is 3 in a field of n-grams", None),
+        ("400 Temperature must be at most 1", "temperature"),
+        ("400 body.temperature: not permitted", "temperature"),
+        ("400 generation_config.top_p is unknown", "top_p"),
+        ("400 thinking.temperature is unknown", None),
         ("400 n > 1 is not supported", "n"),
         ("400 Unknown parameter: 'top_k'.", "top_k"),
         ("400 property 'seed' is unsupported", "seed"),
