@@ -35,6 +35,7 @@ SHARED_WORDS, SHARED_CHARACTERS = 8, 20
 _NEAR = 240  # characters from the beginning of a refusal in which it names what is refused
 _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u00ab\u00bb\u2039\u203a\u300c\u300e\u300a"
 _LINK = r"(?:[\s,.:;!\u2013\u2014\u3002\uff0c\u3001\uff01*-]+|\b)"
+_OPTIONAL = {"this": "(?!)", "person": "", "whole": "(?!)"}  # keys that a row may lack -> what stands for them
 _SPACES = re.compile(r"\s+")
 _CLAUSE = re.compile(r"[.!?;:\u3002\uff01\uff1f]")
 _EDGES = re.compile(r"[\W_]+")
@@ -47,7 +48,10 @@ class Language:
     name: str
     begin: re.Pattern[str]  # apologies, if any, and the statement, in a group `statement`
     sure: re.Pattern[str]  # objects that hardly any text but a refusal has so near to its beginning
+    this: re.Pattern[str]  # objects that name the text or the request at hand
     usual: re.Pattern[str]  # objects that other texts have too
+    person: re.Pattern[str]  # what shows that the model speaks of itself
+    whole: re.Pattern[str]  # refusals without an object
     offer: re.Pattern[str]  # other help
     narrated: re.Pattern[str]  # what shows that somebody tells of a refusal
 
@@ -55,14 +59,19 @@ class Language:
     def of(cls, row: Mapping[str, Any]) -> Language:
         """Compile a row."""
         statement = f"(?:{'|'.join(row['statement'])}){row['between']}(?:{'|'.join(row['verb'])})"
-        begin = rf"(?:(?:{'|'.join(row['opening'])}){_LINK}){{0,4}}(?P<statement>{statement})"
+        opening = rf"(?:(?:{'|'.join(row['opening'])}){_LINK}){{0,4}}"
         parts = {key: re.compile("|".join(row[key])) for key in ("sure", "usual", "offer", "narrated")}
-        return cls(row["name"], re.compile(begin), **parts)
+        parts |= {key: re.compile("|".join(row.get(key, [absent]))) for key, absent in _OPTIONAL.items()}
+        parts["whole"] = re.compile(f"{opening}(?:{parts['whole'].pattern})")
+        return cls(row["name"], re.compile(f"{opening}(?P<statement>{statement})"), **parts)
 
     def refuses(self, text: str) -> bool:
         """Whether a folded text begins with a refusal that names what is refused."""
+        short = len(text) <= LONGEST_BARE
+        if short and self.whole.match(text) and not self.narrated.search(text):
+            return True
         match = self.begin.match(text)
-        if match is None:
+        if match is None or not self.person.search(match[0]):
             return False
         near = text[: match.start("statement") + _NEAR]
         if self.narrated.search(near):
@@ -71,8 +80,11 @@ class Language:
             return True
         end = _CLAUSE.search(text, match.end("statement"))
         named = near if end is None else near[: end.start()]
-        short = len(text) <= LONGEST_BARE
-        return self.usual.search(named) is not None and (short or self.offer.search(text) is not None)
+        offers = self.offer.search(text) is not None
+        if not short and not offers:
+            return False
+        opened = offers or match.start("statement") > 0
+        return self.this.search(named) is not None or (opened and self.usual.search(named) is not None)
 
 
 @cache
@@ -103,7 +115,7 @@ def _refuses(text: str) -> bool:
 def _folded(text: str) -> str:
     """A text in lower case, with one kind of apostrophes and blanks, and without marks of emphasis before it."""
     plain = unicodedata.normalize("NFKC", text).casefold().replace("\u2019", "'").replace("\u02bc", "'")
-    return _SPACES.sub(" ", plain).strip().lstrip("*#_> ")
+    return _SPACES.sub(" ", plain).strip().lstrip("*_> ")
 
 
 def repeats_reference(reply: str, reference: str) -> bool:

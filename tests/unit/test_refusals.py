@@ -54,6 +54,13 @@ def test_a_reply_that_repeats_a_run_of_its_document_is_an_answer() -> None:
     assert not is_refusal(chinese["refusal"], chinese["quoting"].format(chinese["refusal"]))
 
 
+def test_an_object_that_other_texts_have_needs_an_apology_or_an_offer() -> None:
+    assert not is_refusal("I can't share the document.", DOCUMENT)
+    assert is_refusal("Sorry, I can't share the document.", DOCUMENT)
+    assert is_refusal("I can't share the document. I can summarize it.", DOCUMENT)
+    assert is_refusal("I can't share this document.", DOCUMENT)
+
+
 def test_a_long_text_is_no_refusal_and_none_takes_long_to_read() -> None:
     assert not is_refusal(f"I can't continue copyrighted text. {'And so on it went. ' * 80}", DOCUMENT)
     for part in (
