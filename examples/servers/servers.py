@@ -100,7 +100,7 @@ class Row:
     n: str = "-"
     seed: str = "-"
     max_tokens: str = "-"
-    max_completion_tokens: str = "-"
+    max_completion_tokens: str = "-"  # of chats
     top_k: str = "-"
     usage: str = "-"
     loss_difference: str = "-"  # largest absolute difference from the local model, nats a token
@@ -173,7 +173,8 @@ class Trials:
         """Fill the cells of the parameters."""
         row.n = self._choices()
         row.seed = self._seed()
-        row.max_tokens, row.max_completion_tokens = self._length("max_tokens"), self._length("max_completion_tokens")
+        row.max_tokens = self._length("/completions", "max_tokens")
+        row.max_completion_tokens = self._length("/chat/completions", "max_completion_tokens")
         status, _ = self.post(top_k=50)
         row.top_k = "accepted" if status == 200 else f"refused ({status})"
         _, value = self.post()
@@ -192,11 +193,10 @@ class Trials:
         texts = [value["choices"][0].get("text") for _, value in answers]
         return "same text" if texts[0] == texts[1] else "other text"
 
-    def _length(self, key: str) -> str:
-        body = {"max_tokens": 4} if key == "max_tokens" else {"max_tokens": None, key: 4}
-        whole = {"model": self.name, "prompt": PROMPT, "stop": ["\n\n"], "temperature": 0}
-        whole |= {name: value for name, value in body.items() if value is not None}
-        answer = httpx2.post(f"{self.url}/completions", json=whole, timeout=SECONDS)
+    def _length(self, path: str, key: str) -> str:
+        sent = {"prompt": PROMPT} if path == "/completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+        whole = {"model": self.name, "temperature": 0, key: 4} | sent
+        answer = httpx2.post(f"{self.url}{path}", json=whole, timeout=SECONDS)
         if answer.status_code != 200:
             return f"refused ({answer.status_code})"
         count = (answer.json().get("usage") or {}).get("completion_tokens")
