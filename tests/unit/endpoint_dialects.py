@@ -74,8 +74,8 @@ class Tokens:
 
 
 def log_prob(ids: Sequence[int], position: int) -> float:
-    """A made-up log-probability of a token after those before it."""
-    return -0.02 - zlib.crc32(repr(list(ids[: position + 1])).encode()) % 9000 / 1000
+    """A made-up log-probability of a token after the one before it, so that a text that is read again is as likely."""
+    return -0.02 - zlib.crc32(repr(list(ids[max(0, position - 1) : position + 1])).encode()) % 9000 / 1000
 
 
 def adapter_tokens(text: str, kind: str = "bytes", bos: str = "") -> Tokens:
