@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.corpus.scripts import by_characters, units
 
-VERSION = 2
+VERSION = 3
 """Version of the rules; it is part of the fingerprint of draws."""
 
 LONGEST = 1200

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pipeline.endpoint.parameters import PROBE_TEXT
+PROBE_TEXT = "The harbour office of Vellmark keeps one book for ropes and another for lamps, and the clerk"
+"""Text of the requests that find refused parameters."""
 
 Behave = Callable[[str, int], str]
 """(prompt, attempt from 1) -> "answer" or what goes wrong: 429, 500, hang, cut, json, empty, filter, 400, 401, 402."""

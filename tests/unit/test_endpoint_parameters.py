@@ -22,6 +22,7 @@ from pipeline.errors import ExitCode, StopError
 from pipeline.plan.description import build_config
 from pipeline.stages.base import StagePlan
 from pipeline.stages.registry import STAGES, plan_stages
+from tests.helpers import openai_server as server_module
 from tests.helpers.openai_server import Said, openai_server
 
 ALL: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "n": 3, "seed": 7, "top_k": 50}
@@ -33,6 +34,10 @@ Refuse = Callable[[dict[str, Any]], Any]
 def config(url: str, **settings: Any) -> EndpointConfig:
     quick = {"backoff": 0.01, "timeout": 60, "attempts": 2}
     return EndpointConfig.model_validate({"endpoint": url, "name": "stub", "api": "chat", **quick, **settings})
+
+
+def test_the_server_of_the_tests_knows_the_text_of_these_requests() -> None:
+    assert server_module.PROBE_TEXT == PROBE_TEXT
 
 
 def found(refuse: Refuse, request: SampleRequest = REQUEST, **settings: Any) -> tuple[dict[str, Any], Said, Usage]:
