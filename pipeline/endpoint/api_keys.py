@@ -38,10 +38,12 @@ def read_secret(variable: str) -> str:
 
 
 def _secrets(config: EndpointConfig) -> list[str]:
-    """The secrets of an endpoint that are set, the longest first, which may contain others."""
-    return sorted(
-        filter(None, {read_secret(variable) for variable in config.variables}), key=lambda one: (-len(one), one)
-    )
+    """The secrets of an endpoint, the longest first, which may contain others; no short values of plain headers."""
+    secrets = {read_secret(config.key_variable)}
+    for name, variable in config.headers.items():
+        value = read_secret(variable)
+        secrets |= {value} if names_secret(name) or len(value) >= SHORTEST_SECRET else set()
+    return sorted(filter(None, secrets), key=lambda one: (-len(one), one))
 
 
 def _masked_secrets(config: EndpointConfig) -> list[str]:
@@ -97,7 +99,10 @@ def masked(value: Any, config: EndpointConfig) -> Any:
 
 
 def without_key(text: str, config: EndpointConfig) -> str:
-    """A message of an endpoint with its secrets, of any length, replaced by ***."""
+    """A message of an endpoint with its secrets, of any length, replaced by ***.
+
+    A value of less than `SHORTEST_SECRET` characters in a header without the name of a secret is a version or a region.
+    """
     for secret in _secrets(config):
         text = spellings(secret).sub(MASK, text)
     return text
@@ -123,10 +128,10 @@ def spellings(key: str) -> re.Pattern[str]:
     """A pattern that matches a key: plain, percent-encoded, hexadecimal, or in base64 as part of any encoded data.
 
     Args:
-        key: not empty; a key shorter than `SHORTEST_SECRET` is matched only as plain text.
+        key: not empty; a key shorter than `SHORTEST_SECRET` is matched only as plain text, and as no part of a word.
     """
     if len(key) < SHORTEST_SECRET:
-        return re.compile(re.escape(key))
+        return re.compile(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])")
     data = key.encode()
     plain = "".join(f"(?:{re.escape(character)}|{_percent(character)})" for character in key)
     separator = r"(?:[\s:,;\-]|0[xX]|\\x|\\u00|&#x|%)*"

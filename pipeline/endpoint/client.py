@@ -219,11 +219,11 @@ class Endpoint:
         reason = f"{status} {self._error_message(response)}{self._proxy if status in OF_A_PROXY else ''}"
         name, where = self.config.name, self.config.endpoint
         keys = " and ".join(self.config.variables)
-        if status == 401 or (status == 403 and names_key(reason)):
-            raise StopError(f"endpoint {where} does not accept the key of {keys}: {reason}")
         filtered = is_filtered(response)
+        if status == 401 or (status == 403 and names_key(reason) and not filtered):
+            raise StopError(f"endpoint {where} does not accept the key of {keys}: {reason}")
         if status == 403 and not filtered:
-            filtered = self._is_of_document(reason, keys)
+            self._count_forbidden(reason, keys)
         if status == 404:
             raise StopError(f"endpoint {where} has no model {name!r}, or no {self.config.api} interface: {reason}")
         if status == 402 or (status == 429 and "insufficient_quota" in reason):
@@ -239,21 +239,20 @@ class Endpoint:
             raise Fault(reason, wait, False, status)
         raise Refusal(reason, Reason.NO_ANSWER if filtered else Reason.MODEL_ERROR, words=reason)
 
-    def _is_of_document(self, reason: str, keys: str) -> bool:
-        """Whether status 403 without a known cause is of the content of a request, as other requests are answered.
+    def _count_forbidden(self, reason: str, keys: str) -> None:
+        """Count an answer with status 403 that does not say why; where other requests are answered, one fails alone.
 
         Raises:
             StopError: no request has been answered, or many in a row have this status.
         """
         answered = self.answered or self.spent.tokens
         self.forbidden += 1
-        if answered and self.forbidden < max(8, 2 * self.config.concurrency):
-            return True
-        raise StopError(
-            f"endpoint {self.config.endpoint} forbids requests: {reason}; the key of {keys} may have no access to "
-            f"{self.config.name}",
-            ExitCode.INCOMPLETE if answered else ExitCode.USER_ERROR,
-        )
+        if not answered or self.forbidden >= max(8, 2 * self.config.concurrency):
+            raise StopError(
+                f"endpoint {self.config.endpoint} forbids requests: {reason}; the key of {keys} may have no access to "
+                f"{self.config.name}",
+                ExitCode.INCOMPLETE if answered else ExitCode.USER_ERROR,
+            )
 
     def _error_message(self, response: Received) -> str:
         """The endpoint's error message in one line, with the key removed if it occurs in it."""
@@ -425,11 +424,12 @@ def check_endpoint(config: EndpointConfig) -> dict[str, Any]:
         )
     try:
         entries = response.json()["data"] if response.status_code == 200 else []
-        names = [without_key(str(entry["id"]), config) for entry in entries]
+        names = [str(entry["id"]) for entry in entries]
     except (ValueError, KeyError, TypeError, RecursionError):
         names = []
     if names and config.name not in names:
-        raise UserError(f"endpoint {config.endpoint} has no model {config.name!r}; {nearest(config.name, names[:20])}")
+        near = nearest(config.name, [without_key(name, config) for name in names[:20]])
+        raise UserError(f"endpoint {config.endpoint} has no model {config.name!r}; {near}")
     return {"architecture": "endpoint", "dtype": "unknown", "max_tokens": None, "parameters": None}
 
 

@@ -230,13 +230,16 @@ async def check_still_taken(
     if _OF_A_LENGTH.search(error.words) or named_parameter(error.words, sent) is None:
         return
     refused = await _refusal(endpoint, request, parameters, *bill)
-    if refused is not None and (name := named_parameter(refused.words, sent)) is not None:
-        raise StopError(
-            f"endpoint {endpoint.config.endpoint} refuses {name}, which it took at the start of the run: "
-            f"{refused.words}; finished documents are kept: rerun the command once the endpoint takes it, or set "
-            "another run directory",
-            ExitCode.INCOMPLETE,
-        )
+    if refused is None or (name := named_parameter(refused.words, sent)) is None:
+        return
+    what = f"{name}, which it took at the start of the run"
+    remedy = "rerun the command once the endpoint takes it, or set another run directory"
+    if name == "n":  # the start may have asked for fewer draws: `choices` is in no fingerprint
+        what, remedy = f"n of {parameters.adjust(request.body)[name]}", "rerun the command with smaller model.choices"
+    raise StopError(
+        f"endpoint {endpoint.config.endpoint} refuses {what}: {refused.words}; finished documents are kept: {remedy}",
+        ExitCode.INCOMPLETE,
+    )
 
 
 async def _refusal(

@@ -482,10 +482,10 @@ def _instructed(model: EndpointConfig, text: str) -> list[dict[str, str]]:
 
 
 def _sample_request(stage: Stage) -> SampleRequest:
-    """A request with the parameters of all requests of a stage, and two draws or more where they may be several."""
+    """A request with the parameters of all requests of a stage, and as many draws as later runs may ask for at once."""
     settings, model = stage.settings, stage.endpoint
     assert model is not None
-    body = _drawing(settings, PROBE_TOKENS, min(max(settings.draws, 2), model.choices), stage.seed % 2**31)
+    body = _drawing(settings, PROBE_TOKENS, model.choices, stage.seed % 2**31)
     if model.api == "completions":
         return SampleRequest("/completions", {**body, "prompt": PROBE_TEXT})
     return SampleRequest("/chat/completions", {**body, "messages": _instructed(model, PROBE_TEXT)})

@@ -90,6 +90,17 @@ def test_a_placeholder_for_a_key_changes_no_answer(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SEENSET_API_KEY", "EMPTY")
     assert masked({"text": "The list is EMPTY."}, CONFIG) == {"text": "The list is EMPTY."}
     assert without_key("no EMPTY", CONFIG) == "no ***"
+    monkeypatch.setenv("SEENSET_API_KEY", "1")
+    assert without_key("no 1, n must be <= 10", CONFIG) == "no ***, n must be <= 10"
+
+
+def test_short_values_of_headers_are_masked_in_messages_by_the_name_of_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHORT", "8")
+    words = "n must be at most 8"
+    assert without_key(words, CONFIG.model_copy(update={"headers": {"X-Version": "SHORT"}})) == words
+    assert without_key(words, CONFIG.model_copy(update={"headers": {"X-Token": "SHORT"}})) == "n must be at most ***"
 
 
 @pytest.mark.parametrize(

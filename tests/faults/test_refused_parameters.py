@@ -109,6 +109,35 @@ def test_a_parameter_that_is_refused_later_stops_the_run(make_audit: MakeAudit, 
         assert "seed" not in server.bodies[-1]
 
 
+def limit(body: dict[str, Any]) -> Any:
+    """A server that takes two draws at once."""
+    return {"error": {"message": "n must be <= 2"}} if body.get("n", 1) > 2 else None
+
+
+def test_a_run_with_more_draws_keeps_to_the_limit_that_its_start_found(make_audit: MakeAudit, tmp_path: Path) -> None:
+    with openai_server(refuse=limit) as server:
+        run(make_audit(*TEXTS, model=model(server.url), **SETTINGS))
+        count = len(server.probes)
+        more = {**SETTINGS, "detectors": [{"samia_zlib": {"draws": 6}}], "selections": []}
+        assert run(make_audit(*TEXTS, model=model(server.url), **more)).status.scored == 20
+        assert len(server.probes) == count == 2
+    assert {body["n"] for body in server.bodies} == {2}
+
+
+def test_more_choices_than_the_endpoint_takes_stop_a_run_until_they_are_fewer(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    with openai_server(refuse=limit) as server:
+        with pytest.raises(StopError, match="requests of 6"):
+            run(make_audit(*TEXTS, model=model(server.url, choices=1), **SETTINGS), "model.budget.requests=6")
+        more = {**SETTINGS, "detectors": [{"samia_zlib": {"draws": 6}}], "selections": []}
+        path = make_audit(*TEXTS, model=model(server.url, choices=6), **more)
+        with pytest.raises(StopError, match=r"refuses n of 6: 400 n must be <= 2; .* smaller model\.choices") as caught:
+            run(path)
+        assert caught.value.exit_code == ExitCode.INCOMPLETE
+        assert run(path, "model.choices=2").status.scored == 20
+
+
 def test_a_reference_model_at_an_endpoint_has_parameters_of_its_own(make_audit: MakeAudit, tmp_path: Path) -> None:
     def refuse_temperature(body: dict[str, Any]) -> Any:
         return {"error": {"message": "temperature must be above 0"}} if body.get("temperature") == 0 else None

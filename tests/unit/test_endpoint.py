@@ -116,7 +116,7 @@ FILTERED = [
     (400, {"error": {"code": "invalid_prompt", "message": "Try again with another one"}}),
     (400, {"error": {"message": "Content Exists Risk", "type": "invalid_request_error"}}),
     (400, {"error": {"code": "data_inspection_failed", "message": "Input data is not taken"}}),
-    (403, b"<html><h1>Sorry, you have been blocked</h1></html>"),
+    (403, {"error": {"message": "Input was flagged: credentials"}}),
 ]
 
 
@@ -131,7 +131,17 @@ def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> 
     assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.NO_ANSWER, "x", "x", 3)
 
 
-@pytest.mark.parametrize("told", [one for status, one in FILTERED[:2]])
+@pytest.mark.parametrize("told", [b"<html><h1>Sorry, you have been blocked</h1></html>", error("slow down")])
+def test_what_is_forbidden_without_a_cause_fails_one_document(told: Any) -> None:
+    def respond(body: dict[str, Any]) -> Any:
+        return (403, told) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+
+    with openai_server(respond=respond) as server:
+        found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
+    assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.MODEL_ERROR, "x", "x", 3)
+
+
+@pytest.mark.parametrize("told", [one for status, one in FILTERED if status == 403])
 def test_a_filter_of_the_first_document_stops_no_run(told: Any) -> None:
     with openai_server(respond=lambda body: (403, told)) as server:
         found, _ = ask(config(server.url), ["a"])
@@ -259,6 +269,15 @@ def test_the_list_of_models_is_asked_with_a_key_of_one_line(monkeypatch: pytest.
     monkeypatch.delenv("SEENSET_API_KEY")
     with openai_server(models=None) as server:
         assert check_endpoint(config(server.url))  # a server without a list is taken at its word
+
+
+def test_a_model_whose_name_has_the_value_of_a_header_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGION", "eu-west-1")
+    with openai_server(models=["mistral-eu-west-1"]) as server:
+        asked = config(server.url, headers={"X-Region": "REGION"}, name="mistral-eu-west-1")
+        assert check_endpoint(asked)["architecture"] == "endpoint"
+        with pytest.raises(UserError, match=r"has no model 'mistral-eu-west-2'; .*mistral-\*\*\*"):
+            check_endpoint(asked.model_copy(update={"name": "mistral-eu-west-2"}))
 
 
 AZURE = {

@@ -206,6 +206,15 @@ def test_a_budget_of_reasoning_is_added_to_the_length_of_a_draw(extra: dict[str,
     assert (changes, len(server.probes)) == ({}, 1)
 
 
+@pytest.mark.parametrize("draws", [1, 2, 30])
+def test_as_many_draws_are_tried_as_a_later_run_may_ask_for_at_once(draws: int) -> None:
+    model = config("http://127.0.0.1:9/v1", choices=8).model_dump()
+    described = {"run": "run", "corpus": {"audit": {"path": "a"}}, "detectors": [{"samia": {"draws": draws}}]}
+    stage = plan_stages(StagePlan(build_config({**described, "model": model})))[0]
+    request = next(kind.request for kind in STAGES if kind.request is not None and kind.contains(stage))(stage)
+    assert request.body["n"] == 8
+
+
 def test_a_temperature_that_is_not_taken_is_named_with_its_effect() -> None:
     body = {**BODY, "temperature": 0.7}
     changes, *_ = found(reasoning, SampleRequest("/chat/completions", body))
