@@ -22,9 +22,9 @@ LEVEL = 0.01
 class AnsweredDiagnostic(Diagnostic):
     """Documents without an answer, audited ones and those that calibrate."""
 
-    n_audit: int = Field(description="Audited documents.")
+    n_audit: int = Field(description="Audited documents with a score or without an answer.")
     n_audit_unanswered: int = Field(description="Of these, those without an answer; they count with p = 1.")
-    n_calibration: int = Field(description="Documents of the role that calibrates.")
+    n_calibration: int = Field(description="Documents of the role that calibrates with a score or without an answer.")
     n_calibration_unanswered: int = Field(description="Of these, those without an answer; they do not calibrate.")
     p: float = Field(description="Two-sided p-value of Fisher's exact test that both shares are equal.")
 
@@ -49,7 +49,7 @@ def answered_diagnostic(facts: AnswerFacts) -> AnsweredDiagnostic | None:
 
 
 def count_unanswered(scored: Scored, role: Role) -> tuple[int, int]:
-    """The documents of a role that an endpoint was asked about, and those of them without an answer."""
+    """The documents of a role with a score or without an answer, and those without an answer."""
     none = scored.quarantined(role)[Reason.NO_ANSWER]
     return sum(receipt.n_scored for receipt in scored.of(role)) + none, none
 
@@ -78,7 +78,7 @@ def unanswered_sentence(audit: tuple[int, int], known: tuple[int, int], role: st
     """States how many documents have no answer, and whether the shares of both roles differ.
 
     Args:
-        audit: audited documents without an answer, and all of them.
+        audit: audited documents without an answer, and these and those with a score.
         known: the same of the role that calibrates.
         role: that role.
         p: of the test of both shares.
@@ -92,7 +92,8 @@ def unanswered_sentence(audit: tuple[int, int], known: tuple[int, int], role: st
         return f"{counts} Chance explains the difference of the shares (p = {p:.2g}, exact test)."
     more = "Audited" if audit_none * known_all > known_none * audit_all else f"Known {role}"
     cost = "an audited document without an answer is never selected" if more == "Audited" else "fewer calibrate"
-    return f"{counts} {more} documents lack one more often than chance explains (p = {p:.1g}, exact test): {cost}."
+    often = f"{more} documents lack an answer more often than chance explains (p = {p:.2g}, exact test)"
+    return f"{counts} {often}: {cost}."
 
 
 CHECK = Check(

@@ -75,6 +75,9 @@ MARKS = (
 )
 """Encodings and the byte order marks at the start of their files."""
 
+LONGEST_MARK = max(len(mark) for _, mark in MARKS)
+"""Bytes of the longest byte order mark."""
+
 
 def mark_of(head: bytes) -> tuple[str, bytes] | None:
     """The encoding and the byte order mark at the start of a file; None if it has no mark."""

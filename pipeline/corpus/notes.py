@@ -95,7 +95,7 @@ def _left_out_draws(name: str, count: int, row: int) -> str:
 def _cut_reasoning(name: str, count: int, row: int) -> str:
     verb = "draw begins" if count == 1 else "draws begin"
     return (
-        f"{count:,} {verb} with reasoning of the endpoint in {name} (first: row {row:,}): it is cut, and the text "
+        f"{count:,} {verb} with reasoning of the model in {name} (first: row {row:,}): it is cut, and the text "
         "behind it is scored"
     )
 

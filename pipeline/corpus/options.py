@@ -82,14 +82,22 @@ def item_text(
         elif isinstance(value, _PLAIN):
             value = str(value)
         if not isinstance(value, str):
-            kind = type(value).__name__
-            return Unreadable(
-                Reason.NOT_TEXT, f"column {name!r} holds a {kind}, not a text, a number or a list of texts"
-            )
+            return Unreadable(Reason.NOT_TEXT, f"column {name!r} holds {_what_it_holds(value)}")
         if (problem := text_problem(value)) is not None:
             return Unreadable(problem.reason, f"column {name!r}: {problem.message}")
         written[name] = value
     return fill_template(template, written)
+
+
+def _what_it_holds(value: Any) -> str:
+    """What a value holds that is not rendered, in words."""
+    if not isinstance(value, list):
+        return f"a {type(value).__name__}, not a text, a number or a list of texts"
+    if not value:
+        return "an empty list"
+    place, option = next((place, one) for place, one in enumerate(value, 1) if not isinstance(one, str))
+    kind = "null" if option is None else f"a {type(option).__name__}, not a text"
+    return f"a list in which option {place} of {len(value)} is {kind}"
 
 
 def _option_lines(marks: Sequence[str], options: Sequence[str]) -> str:

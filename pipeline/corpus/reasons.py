@@ -53,7 +53,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory", "It is too long for the device, even alone."
     MODEL_ERROR = (
         "model_error",
-        "The model or its worker fails repeatedly, an endpoint gives no answer, or the model has no such token id.",
+        "The model or its worker fails repeatedly, an endpoint fails or rejects it, or the model has no such token id.",
     )
 
 

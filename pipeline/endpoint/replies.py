@@ -388,7 +388,7 @@ class FirstDocuments:
     def __init__(self, address: str) -> None:
         """Start with no document; `address` is that of the endpoint, for messages."""
         self.address = address
-        self.over = False  # whether a document has an answer, or all may lack one
+        self.passed = False  # whether a document has an answer, or all may lack one
         self._held = 0  # documents under way and without an answer
         self._kinds: Counter[str] = Counter()  # of the replies
         self._shown = ""  # the first refusal
@@ -406,7 +406,7 @@ class FirstDocuments:
             StopError: as `leave`.
         """
         with self._noting:
-            if not self._noted and not self.over:
+            if not self._noted and not self.passed:
                 for draws in read():
                     self._held += not draws.answered
                     self._note(draws)
@@ -416,12 +416,12 @@ class FirstDocuments:
     async def enter(self) -> None:
         """Wait until another document may be asked about."""
         async with self._changed:
-            while not self.over and self._held >= FIRST:
+            while not self.passed and self._held >= FIRST:
                 await self._changed.wait()
             self._held += 1
 
     async def leave(self, draws: DrawnReplies | None) -> None:
-        """Note the draws of a document; None: the endpoint failed.
+        """Note the draws of a document; None: not all are known, as where the endpoint failed.
 
         Raises:
             StopError: `FIRST` documents have no answer, and none has one.
@@ -436,14 +436,14 @@ class FirstDocuments:
 
     def _note(self, draws: DrawnReplies) -> None:
         if draws.answered:
-            self.over = True
+            self.passed = True
         else:
             self._unanswered += 1
             self._kinds.update(one["kind"] for one in draws.replies)
             self._shown = self._shown or next((one["text"] for one in draws.replies if one["text"]), "")
 
     def _check(self) -> None:
-        if self.over or self._unanswered < FIRST:
+        if self.passed or self._unanswered < FIRST:
             return
         kind = ReplyKind(self._kinds.most_common(1)[0][0])
         shown = f", the first: {self._shown}" if kind == ReplyKind.REFUSAL and self._shown else ""

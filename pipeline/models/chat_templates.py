@@ -96,7 +96,7 @@ class RenderedChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatEnd:
-    """Where a model ends to read a conversation, stated by the content of a turn, so that it has a place in others."""
+    """Where a model stops reading a conversation, stated by the content of a turn, so that it has a place in others."""
 
     turn: int  # index of the last turn whose content is read
     kept: int  # characters of its content that are read
@@ -233,7 +233,7 @@ class ChatTemplate:
         Args:
             conversations: conversations, each with an answer.
             max_tokens: maximum number of tokens of each.
-            ends: where each ends to be read before that; default: nowhere.
+            ends: where the reading of each stops before that; default: nowhere.
         """
         made = [self.rendered(conversation) for conversation in conversations]
         if ends:

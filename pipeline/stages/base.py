@@ -263,7 +263,7 @@ class SharedEndpoint:
         self.client = Endpoint(config, spent)
         self.form: Any = None  # how the endpoint returns log-probabilities, once known
         self.choosing = asyncio.Lock()
-        self.start = FirstDocuments(config.endpoint)
+        self.first_documents = FirstDocuments(config.endpoint)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="seenset-endpoint", daemon=True)
         self._thread.start()

@@ -316,7 +316,7 @@ class EndpointSampler:
         self.choices = (self.settings.parameters or Adjustments()).most_draws(self.model.choices)
         self._rows_of = json_digest(without(stage.fingerprint, stage.grows))[:16]  # of any shard
         if patient and self.endpoint is not None:
-            self.endpoint.start.over = True
+            self.endpoint.first_documents.passed = True
         self.window = ENDPOINT_WINDOW
         self.batch_size: BatchSize | None = None
 
@@ -330,7 +330,7 @@ class EndpointSampler:
             if line["draw"] == len(draws):
                 draws.extend(line["texts"], line["replies"])
         if self.endpoint is not None:
-            self.endpoint.start.note_earlier(partial(self._earlier, store))
+            self.endpoint.first_documents.note_earlier(partial(self._earlier, store))
         return stored
 
     def _earlier(self, store: Store) -> list[DrawnReplies]:
@@ -387,9 +387,12 @@ class EndpointSampler:
         if len(draws) >= self.settings.draws:  # noted, and nothing is asked
             await self._ask(task, draws, output, endpoint.client)
             return
-        await endpoint.start.enter()
-        complete = await self._ask(task, draws, output, endpoint.client)
-        await endpoint.start.leave(draws if complete else None)
+        await endpoint.first_documents.enter()
+        complete = False
+        try:
+            complete = await self._ask(task, draws, output, endpoint.client)
+        finally:  # also of a shard that ends by an error or is cancelled: other shards wait in `enter`
+            await endpoint.first_documents.leave(draws if complete else None)
 
     async def _ask(self, task: Task, draws: DrawnReplies, output: Output, endpoint: Endpoint) -> bool:
         """Request draws until the document has all: endpoints may return fewer than requested; False: one failed."""

@@ -37,14 +37,19 @@ TEXTS = [
 ]
 
 
+def write_table(path: Path, table: pa.Table) -> Path:
+    """A table as an Arrow file."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Rows in the format of a suffix."""
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     elif path.suffix == ".arrow":
-        table = pa.Table.from_pylist(rows)
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
+        write_table(path, pa.Table.from_pylist(rows))
     elif path.suffix == ".csv":
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -115,7 +120,9 @@ BAD: list[tuple[Any, str, str]] = [
     (None, "not_text", "no value in column 'B'"),
     (" \t", "empty", "column 'B': nothing but white space"),
     ({"x": 1}, "not_text", "column 'B' holds a dict, not a text, a number or a list of texts"),
-    ([], "not_text", "column 'B' holds a list, not a text, a number or a list of texts"),
+    ([], "not_text", "column 'B' holds an empty list"),
+    (["a", None], "not_text", "column 'B' holds a list in which option 2 of 2 is null"),
+    ([{"x": 1}, "a"], "not_text", "column 'B' holds a list in which option 1 of 2 is a dict, not a text"),
     ("\ud800", "undecodable", "column 'B': character 0 is '\\ud800': not valid Unicode text"),
 ]
 
@@ -169,8 +176,22 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest(tmp_path: Path) 
         assert line.startswith(f"no column 'a' in {path}; did you mean 'A'?"), line
     pq.write_table(pa.table({"id": ["1"], "A": ["x"], "B": [{"x": 1}]}), tmp_path / "nested.parquet")
     line = user_error(documents, tmp_path / "nested.parquet", "{A} {B}")
-    assert "holds struct<x: int64>, and template takes texts, numbers and lists of texts; columns: id, A, B" in line
+    assert (
+        "holds struct<x: int64>, and template takes texts, numbers, dates and lists of texts; columns: id, A, B" in line
+    )
     assert documents(tmp_path / "nested.parquet", "{A} {B.x}")[0].text == "x 1"
+    for column in (
+        pa.array([datetime.time(9, 30)]),
+        pa.array([1], pa.time32("s")),
+        pa.array([datetime.timedelta(hours=1)]),
+        pa.array([(1, 2, 3)], pa.month_day_nano_interval()),
+    ):
+        path = write_table(tmp_path / "times.arrow", pa.table({"id": ["1"], "A": column}))
+        line = user_error(documents, path, "{A}")
+        assert f"column 'A' in {path} holds {column.type}, and template takes texts, numbers, dates and" in line
+    moment = pa.array([datetime.datetime(2024, 2, 29, 9, 30)])
+    path = write_table(tmp_path / "moments.arrow", pa.table({"id": ["1"], "A": moment}))
+    assert documents(path, "{A}")[0].text == "2024-02-29 09:30:00"
     (tmp_path / "one.txt").write_text("a text")
     line = user_error(documents, tmp_path / "one.txt", "{A} {B}", id=None)
     assert "corpus.audit.template names columns, and txt files have none" in line

@@ -606,6 +606,28 @@ def test_a_document_that_an_endpoint_fails_counts_neither_way(make_audit: MakeAu
         assert len(refused) == 5
 
 
+def test_a_run_whose_answers_cannot_be_recorded_ends_where_other_documents_wait(
+    make_audit: MakeAudit, tmp_path: Path
+) -> None:
+    """The first five documents are of one shard, and those of other shards wait until one of them has an answer."""
+
+    def respond(body: dict[str, Any]) -> dict[str, Any]:
+        for path in (tmp_path / "run/samples").rglob("*.jsonl"):
+            if path.is_file():
+                path.unlink()
+                path.mkdir()  # nothing can be appended to a folder
+        return {"choices": [choice(REFUSED, "chat")] * body["n"], "usage": {}}
+
+    given = {**SETTINGS, "detectors": [{"samia": {"draws": 4}}], "selections": []}
+    with openai_server(respond=respond, models=["stub"], seconds=0.5) as server:
+        path = make_audit(AUDIT, UNSEEN, model=model(server.url, concurrency=16), **given)
+        command = [sys.executable, "-m", "ray_jobs.cli", "run", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode != 0
+    assert "Is a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_difference_between_the_shares_of_both_roles_is_named(
     make_audit: MakeAudit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -630,13 +652,13 @@ def test_a_difference_between_the_shares_of_both_roles_is_named(
     assert numbers == (30, 12, 30, 0)
     assert check.outcome == "inconclusive"
     assert 1e-5 < check.p < 1e-3
-    assert "Audited documents lack one more often than chance explains" in check.sentence
+    assert "Audited documents lack an answer more often than chance explains" in check.sentence
     assert more.conclusion != "contradicted", "by this check"
     assert ended("status", str(tmp_path / "more")) == 0
     assert check.sentence in " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "more/report/report.html").read_text()
     assert "48 draws are no answer of the endpoint" in page
-    assert "draws begin with reasoning of the endpoint" in page
+    assert "draws begin with reasoning of the model" in page
     assert "Documents without an answer" in page
     alike = summary("alike", {*prefixes["audit"][3:6], *prefixes["unseen"][8:10]}).diagnostics.answered
     assert (alike.outcome, alike.n_audit_unanswered, alike.n_calibration_unanswered) == ("passed", 3, 2)

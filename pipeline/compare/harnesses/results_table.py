@@ -15,11 +15,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from pipeline.compare.harnesses.base import Harness, ItemResults, ResultOptions
-from pipeline.config.dialect import mark_of
+from pipeline.config.dialect import LONGEST_MARK, mark_of
 from pipeline.errors import UserError, error_line
 
 COLUMNS = ("model", "item", "correct")
-_LONGEST_MARK = 4
 _SUFFIXES = (".parquet", ".csv")
 _WORDS = {"true": 1.0, "false": 0.0}
 
@@ -68,7 +67,7 @@ def _parsed(path: str, data: bytes) -> tuple[list[str], pa.Table]:
         parquet = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
         names = parquet.schema_arrow.names
         return names, parquet.read(columns=[name for name in COLUMNS if name in names])
-    encoding, _ = mark_of(data[:_LONGEST_MARK]) or ("utf-8", b"")
+    encoding, _ = mark_of(data[:LONGEST_MARK]) or ("utf-8", b"")
     try:
         data = data.decode(encoding).removeprefix("\ufeff").encode()
     except UnicodeDecodeError as error:

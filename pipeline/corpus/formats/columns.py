@@ -141,11 +141,12 @@ def _check_item_columns(schema: pa.Schema, columns: Sequence[str], name: str) ->
     for column in columns:
         kind = _column_type(schema, column)
         held = kind.value_type if _is_list(kind) else kind
-        plain = pa.types.is_temporal(held) or pa.types.is_boolean(held) or pa.types.is_null(held) or _is_number(held)
+        dates = pa.types.is_date(held) or pa.types.is_timestamp(held)
+        plain = dates or pa.types.is_boolean(held) or pa.types.is_null(held) or _is_number(held)
         if not _is_text(held) and not (plain and held is kind):
             raise UserError(
-                f"column {column!r} in {name} holds {kind}, and template takes texts, numbers and lists of texts; "
-                f"columns: {', '.join(schema.names)}"
+                f"column {column!r} in {name} holds {kind}, and template takes texts, numbers, dates and lists of "
+                f"texts; columns: {', '.join(schema.names)}"
             )
 
 

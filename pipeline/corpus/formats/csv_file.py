@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import PLAIN, Dialect, mark_of
+from pipeline.config.dialect import LONGEST_MARK, PLAIN, Dialect, mark_of
 from pipeline.corpus.csv_records import (
     BadRecord,
     DelimiterError,
@@ -45,7 +45,6 @@ from pipeline.errors import UserError, error_line
 _LINE_END = re.compile("\r\n|\r|\n")
 _FIRST_LINE = re.compile("[^\r\n]*(\r\n|\r|\n)?")
 
-_LONGEST_MARK = 4
 _Records = Iterator[tuple[int, list[str] | str]]
 _TABS = ".tsv"
 
@@ -127,7 +126,7 @@ class _Start:
 
 def _start(shard: Shard) -> _Start:
     head, dialect = read_head(shard.path), shard.dialect
-    encoding, mark = mark_of(head[:_LONGEST_MARK]) or ("", b"")
+    encoding, mark = mark_of(head[:LONGEST_MARK]) or ("", b"")
     mark = mark if encoding and dialect.encoding.startswith(encoding) else b""
     text = head.decode(dialect.codec, "replace").removeprefix("\ufeff")
     first = _FIRST_LINE.match(text)[0]  # type: ignore[index]

@@ -11,15 +11,13 @@ import fsspec
 import pyarrow as pa
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
-from pipeline.config.dialect import mark_of
+from pipeline.config.dialect import LONGEST_MARK, mark_of
 from pipeline.corpus.formats import base
 from pipeline.corpus.input_files import Overlong, wide_encoding
 from pipeline.corpus.notes import Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.corpus.shard import InputFile, Shard
 from pipeline.corpus.unpacking import binary_kind
-
-_LONGEST_MARK = 4
 
 
 def file_path(place: str, inner: str) -> str:
@@ -108,7 +106,7 @@ def _edit(shard: Shard, names: Sequence[str], edits: base.RowEdits, open_file: b
             if edit is None or edit.after is None:
                 shutil.copyfileobj(file, sink, 1 << 20)
             else:
-                encoding, mark = mark_of(file.read(_LONGEST_MARK)) or ("", b"")
+                encoding, mark = mark_of(file.read(LONGEST_MARK)) or ("", b"")
                 mark = mark if encoding == shard.dialect.encoding else b""
                 sink.write(mark + base.encoded(edit.row, edit.after, shard, mark))
 
