@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -66,12 +67,18 @@ _SENT = frozenset(
     }
 )
 _SECRET = re.compile(
-    r"(?:\b|[a-z])(?:keys?|token)\b|\b(?:secret|auth|authorization|pass(?:word|wd)?|signature|credentials?|cookie)\b"
-    r"|^(?:sig|code)$",
+    r"\b(?:\w*(?:api|access|account|auth|client|function|master|pass|private|secret|service|signing|subscription))?"
+    r"keys?\d*\b"
+    r"|\b\w*(?:token|password|passwd)\d*\b|\b(?:access|api|auth|bearer|refresh|session) ?tokens\d*\b"
+    r"|\b(?:secrets?|o?auth|authorization|pass(?:words|phrase)?|signature|credentials?|cookies?|jwt|sas|bearer|session)"
+    r"\d*\b|^(?:sig|code)$",
     re.IGNORECASE,
 )
 
 _BUDGET = re.compile(r"(?:think|reason)\w*.*(?:budget|max_tokens)", re.IGNORECASE)
+
+LIKE_A_KEY, MIXED = 16, 12
+"""Minimum length of a word that looks like a key, and of its parts that mix letters and digits."""
 
 SET_KEYS = frozenset(
     {
@@ -86,6 +93,12 @@ def names_secret(name: str) -> bool:
     """Whether the name of a header or of a parameter of an address says that its value is a secret."""
     words = re.sub(r"[\W_]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)).strip()
     return _SECRET.search(words) is not None
+
+
+def looks_like_key(word: str) -> bool:
+    """Whether a word is long and mixes letters and digits, as keys do, and versions, titles and regions do not."""
+    parts = (part for part in re.findall(r"[A-Za-z0-9]+", word) if re.search(r"\d", part) and re.search(r"\D", part))
+    return len(word) >= LIKE_A_KEY and sum(map(len, parts)) >= MIXED
 
 
 def _check_headers(value: dict[str, str]) -> dict[str, str]:
@@ -108,8 +121,8 @@ def _check_headers(value: dict[str, str]) -> dict[str, str]:
 
 
 def _holds_key(variable: str) -> bool:
-    """Whether what should be the name of a variable has a part of 16 or more letters and digits, as keys have."""
-    return any(len(part) >= 16 and re.search(r"\d", part) and re.search(r"\D", part) for part in variable.split("_"))
+    """Whether what should be the name of a variable has a part that looks like a key."""
+    return any(map(looks_like_key, variable.split("_")))
 
 
 def _check_variable(value: str) -> str:
@@ -146,7 +159,30 @@ def _check_extra(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
             f"may not have {taken[0]}, which requests set themselves (temperature, top_p and top_k are arguments of "
             "detectors, and choices limits n)"
         )
+    if secret := next(_keys_in(value), None):
+        raise ValueError(
+            f"may not have a key in {secret}: extra is written to files of the run, and keys come from the environment "
+            "alone, through key_variable and headers"
+        )
     return value
+
+
+def _keys_in(value: JsonValue, name: str = "", secret: bool = False) -> Iterator[str]:
+    """Names of texts that look like a key, where their name or one around it is that of a secret.
+
+    Args:
+        value: a JSON value.
+        name: its name, or that of the list around it.
+        secret: whether a name around it is that of a secret.
+    """
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _keys_in(one, key, secret or names_secret(key))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _keys_in(one, name, secret)
+    elif secret and isinstance(value, str) and any(map(looks_like_key, value.split())):
+        yield name
 
 
 def _reasoning_budget(value: JsonValue, key: str = "") -> int:

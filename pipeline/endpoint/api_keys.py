@@ -16,15 +16,12 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from pipeline.config.models import EndpointConfig, names_secret
+from pipeline.config.models import EndpointConfig, looks_like_key, names_secret
 from pipeline.errors import one_line
 
 MASK = "***"
 SHORTEST_SECRET = 8
 """Minimum length of a key that is masked in texts of answers; shorter ones, such as EMPTY, are words."""
-
-LIKE_A_KEY, MIXED = 16, 12
-"""Minimum length of a header's value that looks like a key, and of its parts that mix letters and digits."""
 
 _withdrawn: dict[str, str] = {}  # variable -> key, for variables removed from the environment
 
@@ -53,12 +50,6 @@ def _masked_secrets(config: EndpointConfig) -> list[str]:
         value = read_secret(variable)
         keys |= {value} if names_secret(name) else {word for word in value.split() if looks_like_key(word)}
     return sorted((key for key in keys if len(key) >= SHORTEST_SECRET), key=lambda one: (-len(one), one))
-
-
-def looks_like_key(word: str) -> bool:
-    """Whether a word is long and mixes letters and digits, as keys do, and versions, titles and regions do not."""
-    parts = (part for part in re.findall(r"[A-Za-z0-9]+", word) if re.search(r"\d", part) and re.search(r"\D", part))
-    return len(word) >= LIKE_A_KEY and sum(map(len, parts)) >= MIXED
 
 
 def withdraw_keys(models: Sequence[object]) -> list[str]:

@@ -25,7 +25,7 @@ from tenacity.wait import wait_random_exponential
 from pipeline.config.models import EndpointConfig
 from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.api_keys import error_without_key, masked, read_secret, without_key
-from pipeline.endpoint.error_answers import error_in, is_filtered, names_key, response_words
+from pipeline.endpoint.error_answers import error_in, has_filter_error, is_filtered, names_key, response_words
 from pipeline.endpoint.transport import (
     Received,
     TooLongError,
@@ -183,6 +183,8 @@ class Endpoint:
             except Fault as fault:
                 if not error:
                     raise
+                if has_filter_error(value):
+                    raise Refusal(error, Reason.NO_ANSWER, words=error) from None
                 raise Fault(f"answer is an error: {error}", fault.wait, status=200) from None
         finally:
             spent += cost

@@ -12,6 +12,10 @@ from typing import Any
 
 from pipeline.endpoint.transport import Received
 
+OUTPUT_LIMIT = "output limit was reached"
+"""Part of an error of a model whose reasoning took all tokens of an answer."""
+
+# these decide which documents are `no_answer`: a change needs another `replies.RULES` and `ask_log_probs.CHECKS`
 FILTER_CODES = frozenset(
     {
         *("contentfilter", "responsibleaipolicyviolation", "contentpolicyviolation", "datainspectionfailed"),
@@ -75,15 +79,20 @@ def error_in(value: Mapping[str, Any]) -> str:
     base = value.get("base_resp")
     if isinstance(base, dict) and base.get("status_code") and isinstance(base.get("status_msg"), str):
         return str(base["status_msg"])
-    choices = value.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    error = next((one for one in (value.get("error"), first.get("error")) if one), None)
-    if error is None:
+    error = _holder(value).get("error")
+    if not error:
         return ""
     try:
         return error_words({"error": error, "message": value.get("message"), "detail": value.get("detail")})
     except RecursionError:
         return "too deep to show"
+
+
+def _holder(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What has the error of an answer: the answer itself, or its first choice."""
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    return value if value.get("error") else first
 
 
 def is_filtered(response: Received) -> bool:
@@ -92,8 +101,18 @@ def is_filtered(response: Received) -> bool:
         value = response.json()
     except (ValueError, RecursionError):
         value = None
+    return _states_filter(value, response_words(response))
+
+
+def has_filter_error(value: Mapping[str, Any]) -> bool:
+    """Whether an answer with status 200 has an error in the place of choices that states such a filter."""
+    words = error_in(value)
+    return bool(words) and _states_filter(_holder(value), words)
+
+
+def _states_filter(value: Any, words: str) -> bool:
     codes = [code.replace("_", "").casefold() for code in _codes(value)]
-    return bool(FILTER_CODES.intersection(codes)) or bool(_FILTER_WORDS.search(response_words(response)[:500]))
+    return bool(FILTER_CODES.intersection(codes)) or bool(_FILTER_WORDS.search(words[:500]))
 
 
 def _codes(value: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.endpoint.client import Endpoint, Fault, Refusal, Usage, prompt_tokens
-from pipeline.endpoint.error_answers import error_in
+from pipeline.endpoint.error_answers import OUTPUT_LIMIT, error_in
 from pipeline.errors import ExitCode, StopError
 
 EFFECTS = {
@@ -38,9 +38,6 @@ PROBE_TOKENS = 16
 
 PROBE_TEXT = "The harbour office of Vellmark keeps one book for ropes and another for lamps, and the clerk"
 """Text of such a request."""
-
-_OUTPUT_LIMIT = "output limit was reached"
-"""Refusal of a reasoning model that used up `PROBE_TOKENS`: it took the parameters."""
 
 _OF_A_LENGTH = re.compile(r"context|too (?:large|long|many)|maximum length|output limit|input tokens", re.IGNORECASE)
 _NOT_BOTH = re.compile(r"\bboth\b|\bonly one of\b|\buse only one\b|\beither\b", re.IGNORECASE)
@@ -268,7 +265,7 @@ async def _refusal(
     try:
         await endpoint.ask(request.path, body, request.max_cost, check, spent, book)
     except Refusal as error:
-        return None if _OUTPUT_LIMIT in error.words else _Refused(error.words)
+        return None if OUTPUT_LIMIT in error.words else _Refused(error.words)  # reasoning took all `PROBE_TOKENS`
     except Fault as fault:
         if fault.status in (200, 500, 502):  # some servers fail on unknown parameters
             return _Refused(str(fault), failed=True)
@@ -301,7 +298,8 @@ async def _add_one_by_one(body: Mapping[str, Any], names: Names, attempt: Attemp
     else:
         return None
     for name in reversed(sent):  # those with the largest effect first
-        with_it = {one: changes[one] for one in changes if one != name}
+        without = {one: changes[one] for one in changes if one != name}
+        with_it = {**without, name: names[name]} if name in names else without  # with the largest value, if known
         if await attempt(with_it) is None:
             changes = with_it
     return changes

@@ -20,10 +20,11 @@ from typing import Any, Literal
 from pipeline.corpus.notes import CUT_REASONING, LEFT_OUT_DRAWS, Notes
 from pipeline.corpus.reasons import Reason
 from pipeline.endpoint.client import Fault, Refusal
+from pipeline.endpoint.error_answers import OUTPUT_LIMIT, has_filter_error
 from pipeline.endpoint.refusals import VERSION, is_refusal
 from pipeline.errors import ExitCode, StopError, one_line
 
-RULES = f"2.{VERSION}"
+RULES = f"3.{VERSION}"
 """Version of the rules for replies and refusals; it is part of the fingerprint of draws."""
 
 FIRST = 5
@@ -40,7 +41,6 @@ _FILTERS = (  # how ends by a filter begin
 )
 _BROKEN = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})  # ends of a server that failed
 _CALLS = frozenset({"tool_calls", "function_call"})  # ends by a call of a tool, which continue no text
-_OUTPUT_LIMIT = "output limit was reached"  # of an error of OpenAI: reasoning took all tokens
 _OTHER_PLACES = {  # api -> where the other interface has a text, and what an error states then
     "completions": ("message", " where api: completions has it, but a message, as of api: chat"),
     "chat": ("text", " where api: chat has it, but one as of api: completions"),
@@ -164,7 +164,7 @@ def read_replies(
 
 def unanswered(error: Exception) -> ReplyKind | None:
     """The kind of the replies that an error is in the place of; None if it is an error."""
-    if isinstance(error, Refusal) and _OUTPUT_LIMIT in error.words:
+    if isinstance(error, Refusal) and OUTPUT_LIMIT in error.words:
         return ReplyKind.REASONING
     return ReplyKind.FILTERED if getattr(error, "reason", None) == Reason.NO_ANSWER else None
 
@@ -183,7 +183,7 @@ def _failure(choice: Any) -> str | None:
     if not isinstance(choice, dict):
         return None
     error, finish = choice.get("error"), choice.get("finish_reason")
-    if error:
+    if error and not has_filter_error({"error": error}):
         message = error.get("message") or error.get("code") if isinstance(error, dict) else error
         return f"answer has an error: {one_line(str(message or error))[:SHOWN]}"
     broken = isinstance(finish, str) and finish.casefold() in _BROKEN
@@ -212,7 +212,9 @@ def _read_choice(choice: Mapping[str, Any], api: str, reasoned: bool) -> _Choice
 
 
 def _finish(choice: Mapping[str, Any]) -> str:
-    """Why a choice ended, in lower case; an end by a filter may be stated by the server behind another one only."""
+    """Why a choice ended, in lower case; a filter may be stated by an error, or by the server behind another one."""
+    if has_filter_error({"error": choice.get("error")}):
+        return _FILTERS[0]
     ends = [choice.get(name) for name in ("finish_reason", "native_finish_reason")]
     finish, native = (end.casefold() if isinstance(end, str) else "" for end in ends)
     return native if native.startswith(_FILTERS) else finish

@@ -55,7 +55,7 @@ from pipeline.stages.base import (
 from pipeline.stages.sample import ENDPOINT_WINDOW
 from pipeline.store.files import Store
 
-CHECKS = 3
+CHECKS = 4
 """Version of the checks of answers; answers that passed those of another version are not used."""
 
 STOPS = (" ", "e", ".", "\n")

@@ -42,7 +42,7 @@ def ask(
     found: dict[str, Any] = {}
 
     def read(value: dict[str, Any]) -> str:
-        text: str = value["choices"][0]["text"]
+        text: str = value["choices"][0].get("text", "") if value.get("choices") else ""
         if not text:
             raise Fault("empty completion")
         return text
@@ -128,6 +128,27 @@ def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> 
     with openai_server(respond=respond) as server:
         found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
     assert isinstance(found["b"], Refusal)
+    assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.NO_ANSWER, "x", "x", 3)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"error": {"code": "content_filter", "message": "The response was cut"}},
+        {"error": {"message": "Content violates usage guidelines"}, "choices": []},
+        {
+            "choices": [
+                {"error": {"code": 403, "message": "Input was flagged"}, "message": {"content": "content policy"}}
+            ]
+        },
+    ],
+)
+def test_a_filter_with_status_200_is_asked_once(told: dict[str, Any]) -> None:
+    def respond(body: dict[str, Any]) -> Any:
+        return told if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+
+    with openai_server(respond=respond) as server:
+        found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
     assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.NO_ANSWER, "x", "x", 3)
 
 
@@ -327,15 +348,28 @@ def test_keys_of_an_endpoint_without_a_value_are_empty() -> None:
 
 
 def test_names_of_a_query_that_hold_no_secret_are_taken() -> None:
-    names = ("api-version", "author", "country_code", "max_tokens", "keyword", "region", "tokenizer")
+    names = (
+        "api-version",
+        "author",
+        "country_code",
+        "max_tokens",
+        "keyword",
+        "region",
+        "tokenizer",
+        "turkey",
+        "n_tokens",
+    )
     assert config("http://127.0.0.1:9/v1", query=dict.fromkeys(names, "1")).query.keys() == {*names}
+    extra = {"prompt_cache_key": "harbour-run-2", "metadata": {"trial": HEXADECIMAL}, "api_key": None, "keys": [3]}
+    assert config("http://127.0.0.1:9/v1", extra=extra).extra == extra
     assert config("http://127.0.0.1:9/v1", key_variable="my_key_2", headers={"X": "TEAM_2024_KEY"})
 
 
 HEXADECIMAL = "ABCDEF0123456789ABCDEF0123456789"
 SECRET_NAMES = (
     *("api_key", "x-api-key", "auth", "X-Goog-Api-Key", "apikey", "accessToken", "client_secret", "X-Amz-Signature"),
-    *("password", "sig", "code", "subscription-key", "authToken"),
+    *("password", "sig", "code", "subscription-key", "authToken", "apiKeys", "accesstoken", "secrets", "jwt", "sas"),
+    *("bearer", "session", "access_tokens", "X-API-KEY1", "password2", "privatekey", "userToken2", "APIKey"),
 )
 
 
@@ -368,6 +402,12 @@ SECRET_NAMES = (
         ),
         ({"extra": {"temperature": 0.3}}, "may not have temperature, which requests set themselves"),
         ({"extra": {"stream": True}}, "may not have stream"),
+        (
+            {"extra": {"api_key": f"sk-sesame-{HEXADECIMAL}"}},
+            "may not have a key in api_key: extra is written to files",
+        ),
+        ({"extra": {"proxies": [{"auth": {"value": f"Bearer {HEXADECIMAL}"}}]}}, "may not have a key in value"),
+        ({"extra": {"tokens": {"access_tokens": ["x", HEXADECIMAL]}}}, "may not have a key in access_tokens"),
         ({"extra_body": {"min_p": 0.3}}, "did you mean 'extra'?"),
         ({"api_version": "1"}, "did you mean 'query'?"),
     ],

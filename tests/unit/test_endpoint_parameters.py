@@ -206,6 +206,16 @@ def test_a_budget_of_reasoning_is_added_to_the_length_of_a_draw(extra: dict[str,
     assert (changes, len(server.probes)) == ({}, 1)
 
 
+def test_a_largest_number_of_draws_is_kept_while_other_parameters_are_found() -> None:
+    def refuse(body: dict[str, Any]) -> Any:
+        if body.get("n", 1) > 8:
+            return error("n must be <= 8")
+        return error("Bad Request") if "top_k" in body else None
+
+    changes, *_ = found(refuse, SampleRequest("/chat/completions", {**BODY, "n": 16}))
+    assert changes == {"top_k": None, "n": 8}
+
+
 @pytest.mark.parametrize("draws", [1, 2, 30])
 def test_as_many_draws_are_tried_as_a_later_run_may_ask_for_at_once(draws: int) -> None:
     model = config("http://127.0.0.1:9/v1", choices=8).model_dump()

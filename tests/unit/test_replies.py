@@ -223,6 +223,15 @@ def test_a_response_without_text_or_end_is_nonsense(value: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("error", [{"code": "content_filter"}, {"code": 403, "message": "Output was flagged"}])
+def test_a_choice_with_the_error_of_a_filter_is_filtered(api: Any, error: dict[str, Any]) -> None:
+    (choice,), (sound,) = (said(text, api)["choices"] for text in ("", GOES_ON))
+    value = {"choices": [sound, {**choice, "error": error}]}
+    kinds = [reply.kind for reply in read_replies(value, api, "The river", "flows")]
+    assert kinds == [ReplyKind.ANSWER, ReplyKind.FILTERED]
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
 @pytest.mark.parametrize(
     ("content", "finish", "error", "message"),
     [
