@@ -100,6 +100,11 @@ class Adjustments:
         """The changes as in the fingerprint of a stage and in a manifest; the argument of `of`."""
         return dict(self.names)
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether a parameter is left out that decides what the scores measure."""
+        return ("temperature", None) in self.names
+
     def sentences(self) -> list[str]:
         """A clause for each change, with its effect."""
         return [_sentence(name, change) for name, change in self.names]

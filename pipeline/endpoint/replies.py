@@ -60,7 +60,7 @@ _PAIRS = tuple(  # what opens and what closes reasoning; a closing one may refer
             r"<\|channel\|>\s*final[^<]*<\|message\|>",
             0,
         ),
-        (r"(?:analysis|commentary)(?=[A-Z].*assistantfinal)", r"assistantfinal", re.DOTALL),  # without special tokens
+        (r"(?:analysis|commentary)(?=[A-Z].*?assistantfinal)", r"assistantfinal", re.DOTALL),  # without special tokens
     )
 )
 _END = (
@@ -71,6 +71,7 @@ _CLOSING = re.compile(rf"^[ \t]*(?P<begins>{_END})|(?P<ends>{_END})[ \t]*$", re.
 """What closes reasoning that the template of a model has opened: at the beginning or the end of a line."""
 
 _FENCE = "```"
+_BLANK = re.compile(r"\s+")
 
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?<\|channel\|>\s*final[^<]*<\|message\|>|<\|?(?:begin_of_solution|start_response)\|?>",
@@ -266,33 +267,52 @@ def _judged(choice: _Choice, api: str, prefix: str, reference: str) -> Reply:
 def cut_reasoning(text: str, document: str) -> tuple[str, bool]:
     """A reply without reasoning at its beginning, and whether it had some; nothing remains where it does not end.
 
-    Tags that the document has too are text, and stay.
+    Tags that the document has too are text, and stay. Takes time linear in the number of characters.
     """
-    cut, rest = False, text
-    while (behind := _reasoning(rest, document)) is not None:
-        cut, rest = True, behind
+    folded, start = document.casefold(), 0
+    while (behind := _reasoning_end(text, start, folded)) is not None:
+        start = behind
+    cut = start > 0
     if not cut:
-        closing = next((one for one in _CLOSING.finditer(text) if text.count(_FENCE, 0, one.start()) % 2 == 0), None)
-        if closing is not None and (closing["begins"] or closing["ends"]).casefold() not in document.casefold():
-            cut, rest = True, text[closing.end() :]
-    header = _HEADER.match(rest.lstrip())
+        closing = _first_closing(text)
+        if closing is not None and (closing["begins"] or closing["ends"]).casefold() not in folded:
+            cut, start = True, closing.end()
+    rest = text[start:].lstrip()
+    header = _HEADER.match(rest)
     if header is not None and header[0] not in document:
-        cut, rest = True, rest.lstrip()[header.end() :]
+        cut, rest = True, rest[header.end() :]
     if not cut:
         return text, False
     return _TRAILER.sub("", rest).lstrip(), True
 
 
-def _reasoning(text: str, document: str) -> str | None:
-    """What follows the reasoning with which a text begins; None if it begins with none."""
-    start = text.lstrip()
+def _reasoning_end(text: str, start: int, folded: str) -> int | None:
+    """Where the reasoning ends with which a text goes on, by character; None if it goes on with none.
+
+    Args:
+        text: the text.
+        start: character at which it goes on.
+        folded: the document in lower case.
+    """
+    blank = _BLANK.match(text, start)
+    start = start if blank is None else blank.end()
     for begin, end in _PAIRS:
-        opening = begin.match(start)
-        if opening is None or opening[0].casefold() in document.casefold():
+        opening = begin.match(text, start)
+        if opening is None or opening[0].casefold() in folded:
             continue
         name = opening[1] if begin.groups else ""
-        closing = re.compile(end.format(re.escape(name)) if name else end, begin.flags).search(start, opening.end())
-        return "" if closing is None else start[closing.end() :]
+        closing = re.compile(end.format(re.escape(name)) if name else end, begin.flags).search(text, opening.end())
+        return len(text) if closing is None else closing.end()
+    return None
+
+
+def _first_closing(text: str) -> re.Match[str] | None:
+    """The first tag of a text that closes reasoning and is in no block of code."""
+    fences = last = 0
+    for closing in _CLOSING.finditer(text):
+        fences, last = fences + text.count(_FENCE, last, closing.start()), closing.start()
+        if fences % 2 == 0:
+            return closing
     return None
 
 

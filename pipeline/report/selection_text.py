@@ -23,7 +23,7 @@ from pipeline.report.contents import AnswerText, HistoryReport, PastQuestion, mo
 from pipeline.report.facts import RunFacts, SelectionFacts
 from pipeline.results.history import HistoryEntry, count_questions, several_questions
 from pipeline.results.summary import Summary
-from pipeline.run.manifest import refused_parameters
+from pipeline.run.manifest import RecordedModel
 from pipeline.selection.calibrations import calibration_of
 from pipeline.selection.guarantees import ConclusionValue, Outcome
 from pipeline.selection.procedures import procedure_of
@@ -301,8 +301,7 @@ def page_notices(run: RunFacts, texts: bool = True) -> list[str]:
         if transform.dates == "replace_year":
             done = f"The year {transform.year} replaces every year in every text"
         lines.append(f"{done}, before any use. This page shows the changed texts.")
-    refused = [line for line in refused_parameters(manifest.models) if ": temperature is" in line]
-    lines += [f"Requests to the endpoint, {line}." for line in refused]
+    lines += _changed_scores(manifest.models)
     lines += [f"{doubt}." for doubt in run.doubts]
     if run.state in ("failed", "incomplete"):
         reason = f" The reason: {run.message}." if texts and run.message else ""
@@ -317,6 +316,13 @@ def page_notices(run: RunFacts, texts: bool = True) -> list[str]:
     elif run.missing:
         lines.append(f"Configured but not made yet: {', '.join(run.missing)}.")
     return lines + _disagreements(run)
+
+
+def _changed_scores(models: Mapping[str, RecordedModel]) -> list[str]:
+    """A sentence for each endpoint that refuses a parameter which decides what the scores measure."""
+    changed = [key for key, one in models.items() if any(made.changes_scores for made in one.changes.values())]
+    effect = "its default applies, which changes what the scores measure, and not the error rate"
+    return [f"The endpoint{f' of {key}' if len(models) > 1 else ''} refuses temperature: {effect}." for key in changed]
 
 
 def fine_tuned_notes(run: RunFacts) -> dict[str, str]:

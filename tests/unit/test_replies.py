@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -210,6 +211,22 @@ def test_tags_that_a_document_has_too_are_text() -> None:
     for reply in ("<think> first, then", "your thoughts, and </think> behind them", "<|channel|>analysis is"):
         assert cut_reasoning(reply, document) == (reply, False)
         assert read(said(reply), document=document).kind == ReplyKind.ANSWER
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("<think>a</think>" * 600_000 + " so it is", "so it is"),
+        ("```\n" + "</think>\n" * 300_000, None),
+        ("```\n" + "</think>\n" * 300_000 + "```\n</think>\nso it is", "so it is"),
+    ],
+    ids=["pairs", "tags in code", "tags behind code"],
+)
+def test_many_tags_take_seconds(text: str, rest: str | None) -> None:
+    """In time quadratic in their number each case takes a multiple of the limit."""
+    began = time.process_time()
+    assert cut_reasoning(text, DOCUMENT) == ((text, False) if rest is None else (rest, True))
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize(
