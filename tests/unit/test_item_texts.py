@@ -2,7 +2,9 @@
 
 import csv
 import datetime
+import io
 import json
+import tarfile
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -84,10 +86,16 @@ def test_every_format_gives_the_same_text(tmp_path: Path, name: str) -> None:
 
 
 def test_numbers_are_as_they_are_written(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"id": 7, "a": 1.50, "b": 1e3, "c": 12345678901234567890, "d": true}\n')
-    (one,) = documents(path, "{a} {b} {c} {d}")
-    assert (one.text, one.doc_id) == ("1.50 1e3 12345678901234567890 true", "7")
+    line = b'{"id": 7, "a": 1.50, "b": 1e3, "c": 12345678901234567890, "d": true}\n'
+    (tmp_path / "rows.jsonl").write_bytes(line)
+    (tmp_path / "rows.json").write_bytes(b"[" + line + b"]")
+    with tarfile.open(tmp_path / "rows.tar", "w") as archive:
+        member = tarfile.TarInfo("0.json")
+        member.size = len(line)
+        archive.addfile(member, io.BytesIO(line))
+    for name in ("rows.jsonl", "rows.json", "rows.tar"):
+        (one,) = documents(tmp_path / name, "{a} {b} {c} {d}")
+        assert (one.text, one.doc_id) == ("1.50 1e3 12345678901234567890 true", "7")
     table = pa.table(
         {
             "id": ["x"],

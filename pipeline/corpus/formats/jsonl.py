@@ -239,8 +239,7 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
         return base.overlong(line, "bytes", shard)
     try:
         text = line.removeprefix(_MARK).decode(shard.dialect.encoding, "surrogateescape")
-        written = str if shard.item else None  # the numbers of an item are a part of its text
-        value = json.loads(text, parse_float=written, parse_int=written)
+        value = parsed_json(text, bool(shard.item))
         repeated = repeated_field(text, wanted)
     except (ValueError, RecursionError) as error:
         return base.Unreadable(Reason.UNDECODABLE, f"not a JSON line: {json_fault(error)}")
@@ -251,6 +250,12 @@ def parsed_line(line: bytes | Overlong, shard: Shard, wanted: Collection[str] = 
     if not isinstance(value, dict):
         return base.Unreadable(Reason.NOT_TEXT, f"a JSON {type(value).__name__}, not an object")
     return value
+
+
+def parsed_json(text: str, as_written: bool) -> Any:
+    """A JSON value; `as_written`: whether numbers are texts, because those of an item are a part of its text."""
+    written = str if as_written else None
+    return json.loads(text, parse_float=written, parse_int=written)
 
 
 _NAME = re.compile(r'"(?:[^"\\]++|\\.)*+"(\s*:)?')  # a string, and the colon behind it if it names a field

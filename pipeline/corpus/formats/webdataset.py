@@ -17,7 +17,7 @@ import fsspec
 
 from pipeline.config.corpus import LimitsConfig, SourceConfig
 from pipeline.corpus.formats import base
-from pipeline.corpus.formats.jsonl import json_fault, object_columns, repeated_field
+from pipeline.corpus.formats.jsonl import json_fault, object_columns, parsed_json, repeated_field
 from pipeline.corpus.formats.picture import IMAGE, is_picture
 from pipeline.corpus.input_files import Extent
 from pipeline.corpus.notes import HIDDEN_MEMBERS, Notes
@@ -39,7 +39,7 @@ Problems = dict[str, Problem]
 
 
 def _read_archive(
-    path: str, most: int, notes: Notes | None = None, wanted: Collection[str] = ()
+    path: str, most: int, notes: Notes | None = None, wanted: Collection[str] = (), as_written: bool = False
 ) -> Iterator[tuple[Sample, Problems]]:
     """The samples of a .tar file, in order: members with the same name up to the first dot are one sample.
 
@@ -52,6 +52,7 @@ def _read_archive(
         most: maximum bytes of a member; those of a sample together have at most twice as many.
         notes: receives the members that are left out.
         wanted: fields that must not be repeated in a .json member.
+        as_written: whether numbers of a .json member are texts.
 
     Raises:
         OSError: the file is damaged or truncated.
@@ -66,7 +67,7 @@ def _read_archive(
                 sample.setdefault(KEY, key)
                 size += member.size if member.size <= most else 0  # larger ones are not read
                 content = _content(archive, member, most, size)
-                if (problem := _add(sample, suffix.lower(), content, wanted)) is not None:
+                if (problem := _add(sample, suffix.lower(), content, wanted, as_written)) is not None:
                     problems[suffix.lower()] = problem
             yield sample, problems
 
@@ -188,7 +189,9 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, most: int, size:
     return b"" if file is None else file.read()
 
 
-def _add(sample: Sample, suffix: str, content: bytes | Problem, wanted: Collection[str]) -> Problem | None:
+def _add(
+    sample: Sample, suffix: str, content: bytes | Problem, wanted: Collection[str], as_written: bool
+) -> Problem | None:
     """Add a member to the columns of a sample, or return why it cannot be a column."""
     if is_picture(f"x.{suffix}"):
         if not isinstance(sample.get(IMAGE), bytes | tuple):  # a picture takes precedence over a field
@@ -199,7 +202,7 @@ def _add(sample: Sample, suffix: str, content: bytes | Problem, wanted: Collecti
     elif suffix == "json":
         try:
             text = content.decode(json.detect_encoding(content), "surrogatepass")
-            fields, repeated = json.loads(text), repeated_field(text, wanted)
+            fields, repeated = parsed_json(text, as_written), repeated_field(text, wanted)
         except (ValueError, RecursionError) as error:
             return Reason.UNDECODABLE, f"its .json file is not JSON: {json_fault(error)}"
         except MemoryError:
@@ -237,7 +240,8 @@ def _inspect(entry: InputFile, source: SourceConfig, limits: LimitsConfig, tail:
 
 def _rows(shard: Shard, watch: base.Watch, notes: Notes) -> Iterator[base.Row]:
     wanted = base.wanted_columns(shard)
-    for row, (sample, problems) in enumerate(_read_archive(shard.path, shard.limits.document_bytes, notes, wanted)):
+    samples = _read_archive(shard.path, shard.limits.document_bytes, notes, wanted, bool(shard.item))
+    for row, (sample, problems) in enumerate(samples):
         identity, group, label, caption = base.other_fields(sample, shard)
         value = base.DEADLY if watch(row, False) else _value(sample, problems, shard)
         yield row, value, sample[KEY] if identity is None else identity, group, label, caption
