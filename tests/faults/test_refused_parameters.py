@@ -85,13 +85,14 @@ def test_refused_parameters_are_left_out_recorded_and_stated(
 
 def test_a_parameter_that_is_refused_later_stops_the_run(make_audit: MakeAudit, tmp_path: Path) -> None:
     later = False
+    small = {**SETTINGS, "resources": {"cluster": "local", "shard_bytes": 300}}  # a receipt before the refusal
 
     def refuse(body: dict[str, Any]) -> Any:
         late = later or len(server.bodies) > 12
         return {"error": {"message": "Unknown parameter: 'seed'."}} if late and "seed" in body else None
 
     with openai_server(refuse=refuse) as server:
-        path = make_audit(*TEXTS, model=model(server.url), **SETTINGS)
+        path = make_audit(*TEXTS, model=model(server.url, concurrency=1), **small)
         with pytest.raises(
             StopError, match="refuses seed, which it took at the start of the run: 400 Unknown"
         ) as caught:
@@ -105,7 +106,7 @@ def test_a_parameter_that_is_refused_later_stops_the_run(make_audit: MakeAudit, 
         assert run(path).status.scored == 20
         assert len(server.probes) == count
         later = True
-        path = make_audit(*TEXTS, model=model(server.url), **{**SETTINGS, "run": str(tmp_path / "again")})
+        path = make_audit(*TEXTS, model=model(server.url), **{**small, "run": str(tmp_path / "again")})
         run(path)
         assert "seed" not in server.bodies[-1]
 
