@@ -34,7 +34,7 @@ ASKED = "{question}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\nAnswer:"
 """What a model is asked; the text of an item is this with the letter of the answer."""
 
 MOST_WORDS = 12
-"""Words of a summary; it has at least as many as a run by which summaries are told apart."""
+"""Words of a summary; at least as many as a run that distinguishes summaries."""
 
 SURPLUS = 2
 """Summaries are drawn by seed from this many times those asked for."""

@@ -90,8 +90,9 @@ def unanswered_sentence(audit: tuple[int, int], known: tuple[int, int], role: st
     )
     if p > LEVEL:
         return f"{counts} Chance explains the difference of the shares (p = {p:.2g}, exact test)."
-    more = "Audited" if audit_none * known_all > known_none * audit_all else f"Known {role}"
-    cost = "an audited document without an answer is never selected" if more == "Audited" else "fewer calibrate"
+    audited_more = audit_none * known_all > known_none * audit_all
+    cost = "an audited document without an answer is never selected" if audited_more else "fewer calibrate"
+    more = "Audited" if audited_more else f"Known {role}"
     often = f"{more} documents lack an answer more often than chance explains (p = {p:.2g}, exact test)"
     return f"{counts} {often}: {cost}."
 

@@ -204,7 +204,7 @@ def draw_sample(shards: Sequence[Shard], role: str, near_copies: float, texts: i
                 kinds.append(kind == "audit")
                 yield document
 
-    keys = Keys.joined(part for _, part in keyed(documents(), _start_of))
+    keys = Keys.joined(part for _, part in keyed(documents(), _beginning))
     audited = np.array(kinds, dtype=bool)
     return BlindSample(shown, Compared.of(audited, dependent_blocks(keys, audited, near_copies)), places)
 
@@ -227,11 +227,11 @@ def dependent_blocks(keys: Keys, audited: np.ndarray, near_copies: float) -> np.
 
 def blocks_of_documents(documents: Sequence[Document], audited: np.ndarray, near_copies: float) -> np.ndarray:
     """`dependent_blocks` of documents that are all texts or all pictures, by the classifier's input."""
-    keys = Keys.joined(part for _, part in keyed(documents, _start_of))
+    keys = Keys.joined(part for _, part in keyed(documents, _beginning))
     return dependent_blocks(keys, audited, near_copies)
 
 
-def _start_of(document: Document) -> str:
+def _beginning(document: Document) -> str:
     """The beginning of a text, which the classifier reads."""
     return document.text[:CHARACTERS]
 

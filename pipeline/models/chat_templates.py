@@ -378,12 +378,12 @@ class ChatTemplate:
             return self.cut_before(made, 0, max_tokens)
         answers = "\n\n".join(made.text[start:stop] for start, stop in kept)
         scored = [True] * len(scored) if self._whole else scored
-        end = self._end_of(made, tokens)
+        end = self._find_end(made, tokens)
         return ReadChat(
             Tokens(tokens.ids, tokens.truncated, tokens.kept), scored, answers, end, made.removed, made.tags
         )
 
-    def _end_of(self, made: RenderedChat, tokens: Tokens) -> ChatEnd:
+    def _find_end(self, made: RenderedChat, tokens: Tokens) -> ChatEnd:
         """Where some tokens of a rendered conversation, of which one is scored, end."""
         places = made.places
         turn = max(number for number in (places if self._whole else made.turns) if places[number][0] < tokens.kept)

@@ -45,7 +45,7 @@ class DensityRatio:
         Returns:
             float64, (documents,), >= 0.
         """
-        part = _part_of(keys, self.seed)
+        part = _assign_parts(keys, self.seed)
         logs = np.empty(part.size)
         for index in range(PARTS):
             inside = np.flatnonzero(part == index)
@@ -53,7 +53,7 @@ class DensityRatio:
         return np.asarray(np.exp(np.clip(logs, -40, 40)))
 
 
-def _part_of(keys: np.ndarray, seed: int) -> np.ndarray:
+def _assign_parts(keys: np.ndarray, seed: int) -> np.ndarray:
     return (hash_for(keys, seed, _PART) % np.uint64(PARTS)).astype(np.int64)
 
 
@@ -69,7 +69,7 @@ def fit_ratio(words: Any, audited: np.ndarray, keys: np.ndarray, seed: int) -> D
         keys: int64, (documents,), hashes of their ids.
         seed: seed of the parts.
     """
-    part, used, some = _part_of(keys, seed), used_columns(words), without_zeros(words)
+    part, used, some = _assign_parts(keys, seed), used_columns(words), without_zeros(words)
     fitted = [_fit(some[part != index], audited[part != index], seed) for index in range(PARTS)]
     coefficients = np.zeros((PARTS, words.shape[1]))
     coefficients[:, used] = [each[0] for each in fitted]

@@ -137,7 +137,7 @@ class Paraphraser:
 
     def work(self, batch: list[Entry], output: Output) -> None:
         """Draw the paraphrases of a batch."""
-        texts = [(id_key(entry.document.doc_id), self.parts_of(entry.work)) for entry in batch]
+        texts = [(id_key(entry.document.doc_id), self.text_parts(entry.work)) for entry in batch]
         draw = partial(continuations, batch_tokens=self.settings.cache_positions, parts=self.parts)
         results = draw_paraphrases(self.model, texts, self.settings.draws, self.settings.sampling, self.seed, draw)
         for entry, result in zip(batch, results, strict=True):
@@ -148,7 +148,7 @@ class Paraphraser:
             tokens = tokenize(self.tokenizer, list(result.texts), self.settings.max_tokens)
             output.tokens += sum(len(drawn.ids) for drawn in tokens)
 
-    def parts_of(self, work: Any) -> Sequence[TextPart]:
+    def text_parts(self, work: Any) -> Sequence[TextPart]:
         """The parts of a prepared document."""
         return [TextPart(work)]
 
@@ -183,7 +183,7 @@ class ChatParaphraser(Paraphraser):
                 entries.append(Entry(document, len(read.tokens.ids), self._turns(chat, read.end)))
         return entries
 
-    def parts_of(self, work: Sequence[Sequence[TextPart]]) -> Sequence[TextPart]:
+    def text_parts(self, work: Sequence[Sequence[TextPart]]) -> Sequence[TextPart]:
         """The parts of all contents."""
         return list(chain.from_iterable(work))
 

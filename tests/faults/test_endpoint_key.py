@@ -57,7 +57,7 @@ def encodings(key: str) -> dict[str, str]:
     }
 
 
-def told(text: str, key: str) -> list[str]:
+def copies_of_key(text: str, key: str) -> list[str]:
     """By which of its encodings a text tells a key. In base64 its last bits may mix with what follows."""
     core = {name: code.rstrip("=")[4:-2] if "base64" in name else code for name, code in encodings(key).items()}
     return [name for name, code in core.items() if code in text]
@@ -171,8 +171,10 @@ def test_an_endpoint_that_echoes_the_key_leaves_it_in_no_file_and_no_line(
     written = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert {sent["api-key"] for sent in server.headers} == {other}
     for secret in (KEY, other):
-        assert {file.name: told(_text_of(file), secret) for file in written} == {file.name: [] for file in written}
-        assert told(output + errors + caplog.text, secret) == []
+        assert {file.name: copies_of_key(_text_of(file), secret) for file in written} == {
+            file.name: [] for file in written
+        }
+        assert copies_of_key(output + errors + caplog.text, secret) == []
 
 
 def _text_of(file: Path) -> str:

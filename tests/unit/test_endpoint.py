@@ -120,10 +120,10 @@ FILTERED = [
 ]
 
 
-@pytest.mark.parametrize(("status", "told"), FILTERED)
-def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> None:
+@pytest.mark.parametrize(("status", "content"), FILTERED)
+def test_a_filter_stops_one_document_and_not_the_run(status: int, content: Any) -> None:
     def respond(body: dict[str, Any]) -> Any:
-        return (status, told) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+        return (status, content) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
 
     with openai_server(respond=respond) as server:
         found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
@@ -132,7 +132,7 @@ def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "told",
+    "content",
     [
         {"error": {"code": "content_filter", "message": "The response was cut"}},
         {"error": {"message": "Content violates usage guidelines"}, "choices": []},
@@ -143,34 +143,34 @@ def test_a_filter_stops_one_document_and_not_the_run(status: int, told: Any) -> 
         },
     ],
 )
-def test_a_filter_with_status_200_is_asked_once(told: dict[str, Any]) -> None:
+def test_a_filter_with_status_200_is_asked_once(content: dict[str, Any]) -> None:
     def respond(body: dict[str, Any]) -> Any:
-        return told if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+        return content if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
 
     with openai_server(respond=respond) as server:
         found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
     assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.NO_ANSWER, "x", "x", 3)
 
 
-@pytest.mark.parametrize("told", [b"<html><h1>Sorry, you have been blocked</h1></html>", error("slow down")])
-def test_what_is_forbidden_without_a_cause_fails_one_document(told: Any) -> None:
+@pytest.mark.parametrize("content", [b"<html><h1>Sorry, you have been blocked</h1></html>", error("slow down")])
+def test_what_is_forbidden_without_a_cause_fails_one_document(content: Any) -> None:
     def respond(body: dict[str, Any]) -> Any:
-        return (403, told) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
+        return (403, content) if body["prompt"] == "b" else {"choices": [{"text": "x"}]}
 
     with openai_server(respond=respond) as server:
         found, spent = ask(config(server.url, concurrency=1), ["a", "b", "c"])
     assert (found["b"].reason, found["a"], found["c"], spent.requests) == (Reason.MODEL_ERROR, "x", "x", 3)
 
 
-@pytest.mark.parametrize("told", [one for status, one in FILTERED if status == 403])
-def test_a_filter_of_the_first_document_stops_no_run(told: Any) -> None:
-    with openai_server(respond=lambda body: (403, told)) as server:
+@pytest.mark.parametrize("content", [one for status, one in FILTERED if status == 403])
+def test_a_filter_of_the_first_document_stops_no_run(content: Any) -> None:
+    with openai_server(respond=lambda body: (403, content)) as server:
         found, _ = ask(config(server.url), ["a"])
     assert found["a"].reason == Reason.NO_ANSWER
 
 
 @pytest.mark.parametrize(
-    ("told", "answers", "part", "code", "requests"),
+    ("content", "answers", "part", "code", "requests"),
     [
         ("model is blocked", 0, "forbids requests: 403 model is blocked; the key of SEENSET_API_KEY may", 2, 1),
         ("model is blocked", 2, "forbids requests: 403 model is blocked; the key of SEENSET_API_KEY may", 3, 10),
@@ -178,10 +178,10 @@ def test_a_filter_of_the_first_document_stops_no_run(told: Any) -> None:
     ],
 )
 def test_a_run_that_is_forbidden_stops_without_blame_of_the_key(
-    told: str, answers: int, part: str, code: int, requests: int
+    content: str, answers: int, part: str, code: int, requests: int
 ) -> None:
     def respond(body: dict[str, Any]) -> Any:
-        return (403, error(told)) if int(body["prompt"]) >= answers else {"choices": [{"text": "x"}]}
+        return (403, error(content)) if int(body["prompt"]) >= answers else {"choices": [{"text": "x"}]}
 
     with openai_server(respond=respond) as server, pytest.raises(StopError) as caught:
         ask(config(server.url, concurrency=1), [str(i) for i in range(40)])
@@ -191,7 +191,7 @@ def test_a_run_that_is_forbidden_stops_without_blame_of_the_key(
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("content", "words"),
     [
         (error("Unsupported parameter: 'seed'"), "answer is an error: Unsupported parameter: 'seed'"),
         ({"choices": None, "base_resp": {"status_code": 1, "status_msg": "asleep"}}, "answer is an error: asleep"),
@@ -199,7 +199,7 @@ def test_a_run_that_is_forbidden_stops_without_blame_of_the_key(
         ({"error": None, "choices": []}, "answer has no choices"),
     ],
 )
-def test_an_error_with_status_200_is_quoted(told: Any, words: str) -> None:
+def test_an_error_with_status_200_is_quoted(content: Any, words: str) -> None:
     async def main(url: str) -> None:
         async with Endpoint(config(url, attempts=2)) as endpoint:
             await endpoint.ask("/completions", {"prompt": "a"}, 10, choices_of, spent)
@@ -209,7 +209,7 @@ def test_an_error_with_status_200_is_quoted(told: Any, words: str) -> None:
             raise Fault("answer has no choices")
 
     spent = Usage()
-    with openai_server(respond=lambda body: told) as server, pytest.raises(Fault, match=words):
+    with openai_server(respond=lambda body: content) as server, pytest.raises(Fault, match=words):
         asyncio.run(main(server.url))
     assert spent == Usage(2, 20 if words.endswith("choices") else 0)
 

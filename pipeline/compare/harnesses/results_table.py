@@ -63,7 +63,7 @@ def _parsed(path: str, data: bytes) -> tuple[list[str], pa.Table]:
     Those of CSV are texts without the blanks around them, so that ids such as 007 stay as they are.
     """
     if not path.endswith(".csv"):
-        # not pq.read_table, which refuses a column that occurs twice although nobody reads it
+        # not pq.read_table, which refuses a repeated column even if it is not read
         parquet = pq.ParquetFile(io.BytesIO(data), page_checksum_verification=True)
         names = parquet.schema_arrow.names
         return names, parquet.read(columns=[name for name in COLUMNS if name in names])
