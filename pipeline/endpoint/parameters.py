@@ -40,7 +40,7 @@ PROBE_TEXT = "The harbour office of Vellmark keeps one book for ropes and anothe
 """Text of such a request."""
 
 _OF_A_LENGTH = re.compile(r"context|too (?:large|long|many)|maximum length|output limit|input tokens", re.IGNORECASE)
-_NOT_BOTH = re.compile(r"\bboth\b|\bonly one of\b|\buse only one\b|\beither\b", re.IGNORECASE)
+_NOT_BOTH = re.compile(r"\bboth\b|\bonly one of\b|\buse only one\b|\beither\b|\btogether\b|\bmutually\b", re.IGNORECASE)
 _OF_ONE_REQUEST = re.compile(r"[\w-]*\d[\w-]*")
 _BEFORE = r"(?:(?<![\w.-])|(?<=body\.)|(?<=config\.)|(?<=parameters\.)|(?<=request\.))"
 _PATTERNS = {

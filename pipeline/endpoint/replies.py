@@ -24,7 +24,7 @@ from pipeline.endpoint.error_answers import OUTPUT_LIMIT, has_filter_error
 from pipeline.endpoint.refusals import VERSION, is_refusal
 from pipeline.errors import ExitCode, StopError, one_line
 
-RULES = f"3.{VERSION}"
+RULES = f"4.{VERSION}"
 """Version of the rules for replies and refusals; it is part of the fingerprint of draws."""
 
 FIRST = 5
@@ -37,10 +37,22 @@ _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_de
 _TEXT_PARTS = ("text", "output_text", None)
 _FILTERS = (  # how ends by a filter begin
     *("content_filter", "content-filter", "safety", "recitation", "prohibited_content", "blocklist", "blocked"),
-    *("sensitive", "spii", "error_toxic", "guardrail"),
+    *("sensitive", "spii", "error_toxic", "guardrail", "image_safety"),
 )
-_BROKEN = frozenset({"error", "abort", "aborted", "insufficient_system_resource"})  # ends of a server that failed
-_CALLS = frozenset({"tool_calls", "function_call"})  # ends by a call of a tool, which continue no text
+_BROKEN = frozenset(  # ends of a server that failed
+    {
+        "error",
+        "abort",
+        "aborted",
+        "insufficient_system_resource",
+        "network_error",
+        "engine_error",
+        "timeout",
+        "cancelled",
+    }
+)
+_CALLS = frozenset({"tool_calls", "function_call", "tool_use", "malformed_function_call"})  # by a call of a tool
+_LIMITS = frozenset({"length", "max_tokens"})  # ends by the limit of tokens
 _OTHER_PLACES = {  # api -> where the other interface has a text, and what an error states then
     "completions": ("message", " where api: completions has it, but a message, as of api: chat"),
     "chat": ("text", " where api: chat has it, but one as of api: completions"),
@@ -257,7 +269,7 @@ def _judged(choice: _Choice, api: str, prefix: str, reference: str) -> Reply:
         return Reply(ReplyKind.EMPTY, "")
     text, cut = cut_reasoning(choice.text, f"{prefix}\n{reference}")
     if not text.strip():
-        spent = cut or choice.reasoned or choice.finish == "length"
+        spent = cut or choice.reasoned or choice.finish in _LIMITS
         return Reply(ReplyKind.REASONING if spent else ReplyKind.EMPTY, "")
     if api == "chat" and is_refusal(text, reference):
         return Reply(ReplyKind.REFUSAL, one_line(text.strip())[:SHOWN])

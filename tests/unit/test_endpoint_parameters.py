@@ -354,3 +354,8 @@ def test_a_parameter_that_is_refused_later_stops_the_run_and_a_document_does_not
         ) as caught:
             asyncio.run(main(server.url))
     assert caught.value.exit_code == ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize("end", ["cannot be specified together", "are mutually exclusive", "cannot both be specified"])
+def test_of_two_parameters_that_exclude_each_other_the_temperature_stays(end: str) -> None:
+    assert named_parameter(f"`temperature` and `top_p` {end}", ["top_p", "temperature"]) == "top_p"

@@ -103,6 +103,8 @@ NONE: list[tuple[Any, dict[str, Any], ReplyKind]] = [  # content, what stands be
     (None, {"finish": "length", "reasoning_content": "What next?"}, ReplyKind.REASONING),
     ("", {"finish": "length", "reasoning": "What next?"}, ReplyKind.REASONING),
     ("", {"finish": "length"}, ReplyKind.REASONING),
+    ("", {"finish": "MAX_TOKENS"}, ReplyKind.REASONING),
+    ("Let me look it up", {"finish": "tool_use"}, ReplyKind.EMPTY),
     ("\n", {"finish": "stop", "reasoning_details": [{"type": "reasoning.text"}]}, ReplyKind.REASONING),
     ("<think>What next? The text goes on, so", {"finish": "length"}, ReplyKind.REASONING),
     ("<think>What next?</think>", {}, ReplyKind.REASONING),
@@ -507,7 +509,7 @@ def test_a_prompt_about_which_reasoning_takes_all_tokens_is_no_error(make_audit:
     }
 
 
-@pytest.mark.parametrize("end", ["abort", "error", "insufficient_system_resource"])
+@pytest.mark.parametrize("end", ["abort", "error", "insufficient_system_resource", "network_error", "timeout"])
 def test_half_a_text_of_a_server_that_failed_has_no_score(make_audit: MakeAudit, tmp_path: Path, end: str) -> None:
     """Where every attempt fails, the document is an error; where the second one does not, it has its draws."""
     often: Counter[str] = Counter()
